@@ -1,0 +1,44 @@
+"""patchslim: faster vision transformers by not computing the patches that don't matter."""
+
+from patchslim.data import open_images
+from patchslim.errors import (
+    BudgetError,
+    CheckpointError,
+    DataError,
+    PatchslimError,
+    PlanError,
+    RunError,
+    UnsupportedModel,
+)
+from patchslim.hosts import HostInfo, inspect
+from patchslim.macs import count_macs
+from patchslim.plan import SlimPlan
+from patchslim.search import SearchConfig, search
+from patchslim.slim import apply, full_plan, load, masked_logits, save
+from patchslim.version import __version__
+
+from patchslim.api import slim  # isort: skip  (after patchslim.slim the package, whose name this verb takes)
+
+__all__ = [
+    "BudgetError",
+    "CheckpointError",
+    "DataError",
+    "HostInfo",
+    "PatchslimError",
+    "PlanError",
+    "RunError",
+    "SearchConfig",
+    "SlimPlan",
+    "UnsupportedModel",
+    "__version__",
+    "apply",
+    "count_macs",
+    "full_plan",
+    "inspect",
+    "load",
+    "masked_logits",
+    "open_images",
+    "save",
+    "search",
+    "slim",
+]

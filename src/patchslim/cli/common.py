@@ -1,0 +1,120 @@
+"""What several commands need: opening models and devices, options, output."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+import timm
+import torch
+import typer
+from rich.console import Console
+from torch import nn
+
+import patchslim.hosts.digits_vit  # noqa: F401  (registers itself with timm)
+from patchslim.errors import CheckpointError, PatchslimError, UnsupportedModel
+from patchslim.hosts.weights import load_weights_, read_weights
+from patchslim.slim.store import CONFIG, holds_run
+
+console = Console(stderr=True)  # everything but results
+
+Model = Annotated[str, typer.Argument(help="A timm model name, such as deit_tiny_patch16_224.", metavar="MODEL")]
+Data = Annotated[
+    str,
+    typer.Option(
+        "--data",
+        metavar="SRC",
+        help="Images: a folder (flat or with class folders), WebDataset shards ('shards-{0000..0003}.tar'), or digits.",
+    ),
+]
+Checkpoint = Annotated[
+    Path | None, typer.Option("--checkpoint", metavar="F", help="Weights: a safetensors file with the model's names.")
+]
+Pretrained = Annotated[bool, typer.Option("--pretrained", help="Take timm's pretrained weights.")]
+ImgSize = Annotated[int | None, typer.Option("--img-size", help="Image side in pixels, if not the model's own.")]
+BatchSize = Annotated[int, typer.Option("--batch-size", min=1, help="Images at a time.")]
+Device = Annotated[str | None, typer.Option("--device", help="cpu, cuda or cuda:N; the GPU if there is one.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object; all else goes to standard error.")]
+
+
+def open_model(
+    name: str, checkpoint: Path | None = None, pretrained: bool = False, img_size: int | None = None
+) -> nn.Module:
+    """A timm model in eval mode with the weights asked for."""
+    if not timm.is_model(name):
+        raise UnsupportedModel(_unknown(name))
+    if checkpoint is not None and pretrained:
+        raise CheckpointError("Give --checkpoint or --pretrained, not both.")
+    settings: dict[str, Any] = {} if img_size is None else {"img_size": img_size}
+    if checkpoint is not None:
+        settings |= _classes_of(checkpoint)
+    model = _create(name, pretrained, settings)
+    if checkpoint is not None:
+        load_weights_(model, checkpoint)
+    return model.eval()
+
+
+def _create(name: str, pretrained: bool, settings: Mapping[str, Any]) -> nn.Module:
+    try:
+        model: nn.Module = timm.create_model(name, pretrained=pretrained, **settings)
+    except Exception as error:
+        if pretrained:
+            raise CheckpointError(
+                f"The pretrained weights of {name} can't be had ({type(error).__name__}); "
+                "download them yourself and give the safetensors file with --checkpoint."
+            ) from None
+        raise UnsupportedModel(f"timm can't make {name} with these settings: {error}.") from None
+    return model
+
+
+def _unknown(name: str) -> str:
+    if Path(name).is_dir():
+        return f"{name} is a folder but holds no run: it has no {CONFIG}; give a run folder or a timm model name."
+    close = difflib.get_close_matches(name, timm.list_models(), n=1)
+    hint = f"did you mean {close[0]}?" if close else "timm.list_models() has the names."
+    return f"There is no run folder and no timm model called {name}; {hint}"
+
+
+def _classes_of(checkpoint: Path) -> dict[str, int]:
+    """A fine-tuned model's own number of classes, read off its head, so that the user need not say it."""
+    head = read_weights(checkpoint).get("head.weight")
+    return {} if head is None else {"num_classes": head.shape[0]}
+
+
+def is_run(name: str) -> bool:
+    """Whether a MODEL|RUN argument is a run folder."""
+    return holds_run(Path(name))
+
+
+def open_device(name: str | None) -> torch.device:
+    """The device asked for, or the best there is."""
+    if name is None:
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+        torch.empty(1, device=device)
+    except (RuntimeError, AssertionError) as error:
+        raise PatchslimError(
+            f"The device {name} can't be used here ({str(error).splitlines()[0]}); try --device cpu."
+        ) from None
+    return device
+
+
+def workers_for(device: torch.device) -> int:
+    """Loader processes: a GPU must not wait for images, a CPU needs its cores for the model."""
+    return 8 if device.type == "cuda" else 0
+
+
+def report(result: Mapping[str, Any], as_json: bool, text: str) -> None:
+    """The command's result on standard output, as JSON or for reading."""
+    print(json.dumps(result) if as_json else text, file=sys.stdout, flush=True)
+
+
+def note_skipped(skipped: int, total: int) -> None:
+    """Say how many images could not be read, if any."""
+    if skipped:
+        console.print(f"{skipped} of {total} images could not be read and were left out.")

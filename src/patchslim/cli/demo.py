@@ -1,0 +1,100 @@
+"""`patchslim demo`: the whole way on the bundled digits model, in about a minute."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+from torch import nn
+
+from patchslim.cli.bench import compare
+from patchslim.cli.common import AsJson, console, open_model
+from patchslim.cli.slim import check_folder, run_slim
+from patchslim.data import open_images
+from patchslim.files import write_json
+from patchslim.hosts import inspect
+from patchslim.measure import evaluate
+from patchslim.plan import SlimPlan
+from patchslim.report import draw_kept
+from patchslim.search import SearchConfig
+from patchslim.slim import load
+from patchslim.slim.store import CONFIG, METRICS
+
+PICTURE = "kept_patches.png"
+SETTINGS = SearchConfig(target_macs=0.55, step=2, tune_epochs=3, batch_size=64)
+CALIBRATION_IMAGES = 512
+
+
+def demo(
+    out: Annotated[Path, typer.Option("--out", metavar="DIR", help="Run folder.")] = Path("demo"),
+    as_json: AsJson = False,
+) -> None:
+    """Slim the bundled digits model: search, measure, draw. Needs no data and no GPU."""
+    remove_old_demo(out)
+    check_folder(out, resume=False)
+    host = open_model("digits_vit", pretrained=True)
+    console.print(f"Slimming {inspect(host)}")
+    train = open_images("digits:train", model=host, limit=CALIBRATION_IMAGES)
+    started = {"demo": True, "model": "digits_vit", "settings": SETTINGS.as_dict(), "data": {"source": "digits:train"}}
+    metrics = run_slim(host, train, SETTINGS, out, started)
+    slim = load(out)
+    metrics |= measure(host, slim)
+    write_json(out / METRICS, metrics)
+    held_out = open_images("digits:test", model=host)
+    title = f"Patches that digits_vit computes, {1 - metrics['macs_ratio']:.0%} fewer MACs"
+    draw_kept(SlimPlan.load(out / "plan.json"), [held_out.picture(i) for i in range(4)], out / PICTURE, title)
+    if as_json:
+        print(json.dumps({"run": str(out), "picture": str(out / PICTURE)} | metrics))
+    else:
+        show(metrics, out)
+
+
+def remove_old_demo(folder: Path) -> None:
+    """Make room where an earlier demo left its run, and only there."""
+    config = folder / CONFIG
+    try:
+        is_demo = json.loads(config.read_text(encoding="utf-8")).get("demo") is True
+    except (OSError, ValueError):
+        return
+    if is_demo:
+        shutil.rmtree(folder)
+
+
+def measure(host: nn.Module, slim: nn.Module) -> dict[str, Any]:
+    """Accuracy on the held-out digits and throughput, before and after."""
+    held_out = open_images("digits:test", model=host)
+    console.print(f"Measuring on {len(held_out)} digits that neither training nor slimming has seen")
+    before, after = evaluate(host, held_out), evaluate(slim, held_out)
+    speed = compare(slim, host, batch_size=64, dtype="float32", compiled=False, seconds=3.0)
+    return {
+        "host_top1": before.top1,
+        "top1": after.top1,
+        "images": after.images,
+        "throughput": speed["throughput"],
+        "baseline_throughput": speed["baseline_throughput"],
+        "speedup": speed["speedup"],
+        "ideal_speedup": speed["ideal_speedup"],
+    }
+
+
+def show(metrics: dict[str, Any], out: Path) -> None:
+    """The before/after table, and where everything is."""
+    table = Table(title="digits_vit, before and after")
+    for name in ("", "host", "slim", "change"):
+        table.add_column(name, justify="left" if not name else "right")
+    top1, host_top1 = metrics["top1"], metrics["host_top1"]
+    table.add_row("top-1, held-out digits", f"{host_top1:.1f} %", f"{top1:.1f} %", f"{top1 - host_top1:+.1f} points")
+    macs, host_macs = metrics["macs"], metrics["host_macs"]
+    table.add_row("MACs per image", f"{host_macs / 1e6:.1f} M", f"{macs / 1e6:.1f} M", f"{macs / host_macs - 1:+.1%}")
+    slim_rate, host_rate = metrics["throughput"], metrics["baseline_throughput"]
+    table.add_row("images/s, batch 64", f"{host_rate:.0f}", f"{slim_rate:.0f}", f"{slim_rate / host_rate:.2f}×")
+    for block, patches in enumerate(metrics["patches_per_block"], start=1):
+        table.add_row(f"tokens computed, block {block}", "65", f"{patches + 1}", f"{(patches + 1) / 65 - 1:+.0%}")
+    stdout = Console()
+    stdout.print(table)
+    stdout.print(f"run folder: {out}   picture: {out / PICTURE}", highlight=False)

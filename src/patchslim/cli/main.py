@@ -1,0 +1,67 @@
+"""The command line: `patchslim COMMAND`. One thin file per command; mistakes end in one sentence and exit code 2."""
+
+from __future__ import annotations
+
+import errno
+import sys
+
+import typer
+
+from patchslim.cli import bench, demo, evaluate, inspect, slim
+from patchslim.errors import PatchslimError
+from patchslim.version import __version__
+
+app = typer.Typer(
+    name="patchslim",
+    help="Make a pretrained vision transformer faster by not computing the patches that don't matter.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+)
+app.command("demo")(demo.demo)
+app.command("inspect")(inspect.inspect_model)
+app.command("slim")(slim.slim)
+app.command("eval")(evaluate.evaluate_model)
+app.command("bench")(bench.bench)
+
+
+def show_version(asked: bool) -> None:
+    """Print the version and stop, when asked."""
+    if asked:
+        print(__version__)
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: bool = typer.Option(False, "--version", callback=show_version, is_eager=True, help="Print the version."),
+) -> None:
+    """Make a pretrained vision transformer faster by not computing the patches that don't matter."""
+
+
+def main() -> None:
+    """Run the command line and exit: 0 when done, 2 with one sentence on standard error when something is wrong."""
+    try:
+        code = app(standalone_mode=False)
+    except PatchslimError as error:
+        stop(str(error))
+    except (KeyboardInterrupt, typer.Abort):
+        stop("Interrupted; a search goes on where it was with the same command and --resume.")
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES):
+            raise
+        where = f" ({error.filename})" if error.filename else ""
+        stop(f"Writing failed: {error.strerror}{where}; free some space or choose another folder.")
+    except Exception as error:
+        # Typer's own complaints about options and arguments; anything else is a bug and keeps its traceback.
+        if not hasattr(error, "format_message"):
+            raise
+        stop(f"{error.format_message()} (see patchslim --help)")
+    sys.exit(code if isinstance(code, int) else 0)
+
+
+def stop(sentence: str) -> None:
+    """Say what is wrong in one line and exit with 2."""
+    print("patchslim: " + " ".join(sentence.split()), file=sys.stderr)
+    sys.exit(2)

@@ -1,0 +1,8 @@
+"""Images from folders, WebDataset shards, the digits set or memory, ready for a model."""
+
+from patchslim.data.images import Images
+from patchslim.data.opening import open_images
+from patchslim.data.protocol import ImageSource
+from patchslim.data.tensors import TensorImages, as_source, tensor_images
+
+__all__ = ["ImageSource", "Images", "TensorImages", "as_source", "open_images", "tensor_images"]

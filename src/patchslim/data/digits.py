@@ -1,0 +1,65 @@
+"""scikit-learn's handwritten digits: small, labelled, and on the disk with the library."""
+
+import hashlib
+from functools import partial
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+from patchslim.data.items import Item, Listing
+from patchslim.errors import DataError
+
+Split = Literal["train", "test"]
+
+_TEST_IMAGES = 500
+_SPLIT_SEED = 1797  # fixed: the held-out part must be the same in every run, whatever the sample's seed
+_SIDE = 32
+
+
+def list_digits(split: Split) -> Listing:
+    """List one part of the 1797 digits as 32x32 pictures, 500 in the test part, in the set's own order."""
+    values, labels = _load()
+    held_out = held_out_indices(labels)
+    chosen = [i for i in range(len(labels)) if (i in held_out) == (split == "test")]
+    return Listing(tuple(_item(i, values[i], int(labels[i])) for i in chosen))
+
+
+def held_out_indices(labels: NDArray[np.int64]) -> set[int]:
+    """Choose the 500 test images, each class with its share of them."""
+    classes, counts = np.unique(labels, return_counts=True)
+    shares = counts * _TEST_IMAGES / len(labels)
+    quotas = np.floor(shares).astype(int)
+    # The places that rounding down left over go to the classes that lost most by it.
+    for index in np.argsort(quotas - shares, kind="stable")[: _TEST_IMAGES - int(quotas.sum())]:
+        quotas[index] += 1
+    # RandomState, because numpy promises that its numbers never change.
+    order = np.random.RandomState(_SPLIT_SEED).permutation(len(labels))
+    held_out: set[int] = set()
+    for label, quota in zip(classes, quotas, strict=True):
+        held_out.update(int(i) for i in order[labels[order] == label][:quota])
+    return held_out
+
+
+def digit_picture(values: NDArray[np.float64]) -> Image.Image:
+    """Turn 8x8 values from 0 to 16 into a 32x32 RGB picture."""
+    grey = Image.fromarray(np.rint(values * (255 / 16)).astype(np.uint8))
+    return grey.resize((_SIDE, _SIDE), Image.Resampling.BICUBIC).convert("RGB")
+
+
+def _item(index: int, values: NDArray[np.float64], label: int) -> Item:
+    content = hashlib.sha256(values.tobytes()).hexdigest()
+    return Item(f"digit-{index:04d}", values.nbytes, label, partial(digit_picture, values), content)
+
+
+def _load() -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+    """Load the 8x8 values (1797, 8, 8) and the labels (1797,)."""
+    try:
+        from sklearn.datasets import load_digits
+    except ImportError as problem:
+        raise DataError(
+            "The digits need scikit-learn, which isn't installed; run: pip install 'patchslim[digits]'"
+        ) from problem
+    bunch: Any = load_digits()
+    return np.asarray(bunch.images, dtype=np.float64), np.asarray(bunch.target, dtype=np.int64)

@@ -1,0 +1,134 @@
+"""Images in WebDataset shards: plain tar files, indexed once and then read by seeking.
+
+The webdataset library is not used on purpose: its decoders unpickle members by their extension, so a shard
+from elsewhere could run code, and it streams, while a seeded sample needs random access.
+"""
+
+import glob
+import os
+import re
+import tarfile
+from collections.abc import Iterator
+from functools import partial
+
+from braceexpand import braceexpand
+
+from patchslim.data.decode import read_slice
+from patchslim.data.items import Item, Listing, is_image_name
+from patchslim.errors import DataError
+
+_MOST_SHARDS = 100_000
+_LONGEST_LABEL = 64  # bytes; a .cls member holds one number
+
+
+def is_shard_pattern(source: str) -> bool:
+    """Say whether a source names shards: a .tar path, a brace pattern or a glob with a star."""
+    return source.lower().endswith(".tar") or "{" in source or "*" in source
+
+
+def list_shards(source: str) -> Listing:
+    """List the images of every shard that the pattern names, shards and members in sorted order."""
+    shards = sorted(set(_expand(source)))
+    root = os.path.commonpath([os.path.dirname(os.path.abspath(shard)) for shard in shards])
+    items: list[Item] = []
+    for shard in shards:
+        items += _list_shard(shard, os.path.relpath(os.path.abspath(shard), root))
+    return Listing(tuple(items))
+
+
+def _expand(source: str) -> Iterator[str]:
+    # braceexpand builds a whole range at once: one with too many zeros would fill the memory.
+    for first, last in re.findall(r"\{(-?\d+)\.\.(-?\d+)", source):
+        if abs(int(last) - int(first)) >= _MOST_SHARDS:
+            raise DataError(f"The range in {source} is longer than {_MOST_SHARDS} shards; shorten it.")
+    try:
+        for pattern in braceexpand(source):
+            yield from _matches(pattern)
+    except ValueError as problem:
+        raise DataError(
+            f"The braces in {source} don't match; write it like shards-{{0000..0003}}.tar."
+        ) from problem
+
+
+def _matches(pattern: str) -> list[str]:
+    if not pattern.lower().endswith(".tar"):
+        raise DataError(f"{pattern} doesn't end in .tar; braces and stars can only name WebDataset shards.")
+    paths = glob.glob(pattern, recursive=True) if "*" in pattern else [pattern]
+    if not paths:
+        raise DataError(f"No shard matches {pattern}; check the path.")
+    missing = [path for path in paths if not os.path.isfile(path)]
+    if missing:
+        raise DataError(f"The shard {missing[0]} doesn't exist; check the path and the range of numbers.")
+    return paths
+
+
+def _list_shard(path: str, name: str) -> list[Item]:
+    images, labels = _index(path)
+    if not images:
+        raise DataError(f"There is no image in the shard {path}; leave it out or give another.")
+    return [
+        Item(
+            f"{name}/{member.name}",
+            member.size,
+            labels.get(key, -1),
+            partial(read_slice, path, member.offset_data, member.size),
+        )
+        for key, member in sorted(images.items())
+    ]
+
+
+def _index(path: str) -> tuple[dict[str, tarfile.TarInfo], dict[str, int]]:
+    """Go through a tar once: the image member and the label of each key."""
+    images: dict[str, tarfile.TarInfo] = {}
+    labels: dict[str, int] = {}
+    try:
+        # "r:" takes plain tars only: there's no seeking in a compressed one.
+        with tarfile.open(path, "r:") as tar:
+            for member in tar:
+                _note(path, tar, member, images, labels)
+            _check_end(path, tar.offset)
+    except (tarfile.TarError, OSError, ValueError, OverflowError) as problem:
+        raise DataError(
+            f"The shard {path} can't be read as an uncompressed tar file ({problem}); "
+            "it may be damaged or cut short, so fetch or write it again."
+        ) from problem
+    return images, labels
+
+
+def _note(
+    path: str,
+    tar: tarfile.TarFile,
+    member: tarfile.TarInfo,
+    images: dict[str, tarfile.TarInfo],
+    labels: dict[str, int],
+) -> None:
+    """Enter one member where it belongs; links, folders, hidden and other files are passed over unread."""
+    folder, base = os.path.split(member.name)
+    if not member.isreg() or member.issparse() or base.startswith("."):
+        return
+    stem, _, ending = base.partition(".")
+    key = os.path.join(folder, stem)
+    if is_image_name(base):
+        if key in images and images[key].name == member.name:
+            raise DataError(f"The shard {path} holds {member.name} twice; write it again with unique names.")
+        images.setdefault(key, member)  # of several images with one key, the first in the shard
+    elif ending.lower() == "cls":
+        labels[key] = _read_label(path, tar, member)
+
+
+def _read_label(path: str, tar: tarfile.TarFile, member: tarfile.TarInfo) -> int:
+    file = tar.extractfile(member)
+    text = file.read(_LONGEST_LABEL).strip() if file is not None else b""
+    if not text.removeprefix(b"-").isdigit() or len(text) > 18:
+        raise DataError(
+            f"{member.name} in the shard {path} is no class number; write the class index as text."
+        )
+    return max(int(text), -1)
+
+
+def _check_end(path: str, offset: int) -> None:
+    """Make sure that the tar ends with its end mark: tarfile takes one that was cut short for complete."""
+    with open(path, "rb") as file:
+        file.seek(offset)
+        if file.read(tarfile.BLOCKSIZE) != bytes(tarfile.BLOCKSIZE):
+            raise tarfile.ReadError(f"no end mark after {offset} bytes")

@@ -1,0 +1,81 @@
+"""Images that are in memory already, as a tensor."""
+
+import hashlib
+from collections.abc import Iterator
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from patchslim.data.protocol import ImageSource
+from patchslim.errors import DataError
+
+
+class TensorImages:
+    """Images (K, C, H, W) in memory, normalised for the model by whoever made them; see `tensor_images`."""
+
+    def __init__(self, images: Tensor, labels: Tensor) -> None:
+        self.name = "tensor"
+        self.classes: int | None = None
+        self.skipped = 0
+        self.labelled = bool((labels >= 0).any())
+        self.image_size: tuple[int, int] = (images.shape[2], images.shape[3])
+        self._images = images
+        self._labels = labels
+
+    def __len__(self) -> int:
+        return len(self._images)
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """Hash shape, pixels and labels, as hex sha256."""
+        digest = hashlib.sha256(str(tuple(self._images.shape)).encode("ascii"))
+        for tensor in (self._images, self._labels):
+            digest.update(tensor.cpu().contiguous().numpy().data)
+        return digest.hexdigest()
+
+    def batches(self, batch_size: int) -> Iterator[tuple[Tensor, Tensor]]:
+        """Go through all images once: (B, C, H, W) float32 images and (B,) int64 labels, -1 where unknown."""
+        if batch_size < 1:
+            raise DataError(f"The batch size is {batch_size}; give 1 or more.")
+        starts = range(0, len(self), batch_size)
+        return ((self._images[i : i + batch_size], self._labels[i : i + batch_size]) for i in starts)
+
+
+def tensor_images(images: Tensor, labels: Tensor | None = None) -> TensorImages:
+    """Wrap images (K, C, H, W), and labels (K,) where known, that are normalised for the model already."""
+    if images.dim() != 4 or 0 in images.shape:
+        raise DataError(
+            f"The images have the shape {tuple(images.shape)}; give a tensor (K, C, H, W) with K > 0."
+        )
+    if not images.is_floating_point():
+        raise DataError(
+            f"The images are {images.dtype}; give floats, normalised the way the model wants them."
+        )
+    images = images.detach().float()
+    if not bool(images.isfinite().all()):
+        raise DataError("The images hold values that are not finite; remove the infinities and NaNs.")
+    return TensorImages(images, _checked_labels(labels, len(images)))
+
+
+def as_source(images: ImageSource | Tensor) -> ImageSource:
+    """Take images either way: a tensor (K, C, H, W) is wrapped, anything else is handed back."""
+    if isinstance(images, Tensor):
+        return tensor_images(images)
+    if not callable(getattr(images, "batches", None)):
+        raise DataError(
+            f"A {type(images).__name__} can't be used as images; "
+            "give a tensor (K, C, H, W) or what open_images returns."
+        )
+    return images
+
+
+def _checked_labels(labels: Tensor | None, count: int) -> Tensor:
+    if labels is None:
+        return torch.full((count,), -1, dtype=torch.int64)
+    if labels.shape != (count,) or labels.is_floating_point():
+        raise DataError(
+            f"The labels are {labels.dtype} of the shape {tuple(labels.shape)}; "
+            f"give one whole number for each of the {count} images."
+        )
+    return labels.detach().long()

@@ -1,0 +1,93 @@
+"""From a picture to the tensor a model expects, with timm's own evaluation transform."""
+
+import importlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor, nn
+
+from patchslim.errors import DataError
+
+
+@dataclass(frozen=True)
+class Transform:
+    """How pictures become tensors.
+
+    `function` gives a (C, H, W) float32 tensor; `mode` is the picture mode it wants, RGB or L. `image_size`
+    is (H, W), or None where the pictures keep their own size. `mean` and `std` have one value per channel.
+    """
+
+    function: Callable[[Image.Image], Tensor]
+    mode: str
+    image_size: tuple[int, int] | None
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+
+    def __call__(self, image: Image.Image) -> Tensor:
+        """Turn an RGB picture into a (C, H, W) float32 tensor."""
+        return self.function(image if image.mode == self.mode else image.convert(self.mode))
+
+    def undo(self, image: Tensor) -> Tensor:
+        """Turn a (C, H, W) tensor of this transform back into a (3, H, W) uint8 picture."""
+        mean, std = (torch.tensor(values).view(-1, 1, 1) for values in (self.mean, self.std))
+        pixels = ((image * std + mean) * 255).round().clamp(0, 255).to(torch.uint8)
+        return pixels.expand(3, -1, -1).clone()
+
+
+def transform_for(model: nn.Module | None) -> Transform:
+    """Make the transform for a model; without one, pictures only become floats from 0 to 1."""
+    if model is None:
+        return Transform(to_tensor, "RGB", None, (0.0,) * 3, (1.0,) * 3)
+    config = data_config(model)
+    height, width = config["input_size"][-2:]
+    function = _timm_data().create_transform(**config, is_training=False)
+    mode = "L" if len(config["mean"]) == 1 else "RGB"
+    return Transform(function, mode, (int(height), int(width)), config["mean"], config["std"])
+
+
+def data_config(model: nn.Module) -> dict[str, Any]:
+    """Resolve timm's data configuration, corrected to the model's real image size and channels."""
+    config = dict(_timm_data().resolve_model_data_config(model))
+    channels = _channels(model, int(config["input_size"][0]))
+    if channels not in (1, 3):
+        raise DataError(
+            f"The model takes images of {channels} channels, but image files give 1 or 3; "
+            "pass the images as a tensor."
+        )
+    config["input_size"] = (channels, *_image_size(model, config["input_size"][-2:]))
+    config["mean"] = _per_channel(config["mean"], channels)
+    config["std"] = _per_channel(config["std"], channels)
+    return config
+
+
+def to_tensor(image: Image.Image) -> Tensor:
+    """Turn an RGB picture into a (3, H, W) float32 tensor from 0 to 1."""
+    return torch.from_numpy(np.array(image)).permute(2, 0, 1).contiguous().float().div(255)
+
+
+def _timm_data() -> Any:
+    return importlib.import_module("timm.data")  # late: timm is slow to import
+
+
+def _image_size(model: nn.Module, otherwise: Sequence[int]) -> tuple[int, int]:
+    # pretrained_cfg keeps the size of the training even when the model was made with another img_size.
+    size: Any = getattr(getattr(model, "patch_embed", None), "img_size", None)
+    height, width = otherwise if size is None else size
+    return int(height), int(width)
+
+
+def _channels(model: nn.Module, otherwise: int) -> int:
+    proj: Any = getattr(getattr(model, "patch_embed", None), "proj", None)
+    channels: Any = getattr(proj, "in_channels", None) or getattr(model, "in_chans", None)
+    return otherwise if channels is None else int(channels)
+
+
+def _per_channel(values: Sequence[float], channels: int) -> tuple[float, ...]:
+    """Fit a mean or deviation to the channels: their average where the count is another."""
+    if len(values) == channels:
+        return tuple(float(value) for value in values)
+    return (sum(values) / len(values),) * channels

@@ -1,0 +1,33 @@
+"""The one family of errors a user may cause.
+
+Each message is one sentence that says what is wrong and what to do. The command line prints it and exits with 2;
+anything else that escapes is a bug and keeps its traceback.
+"""
+
+
+class PatchslimError(Exception):
+    """Something in what was asked for is wrong; the message says what, and what to do."""
+
+
+class UnsupportedModel(PatchslimError):
+    """The model has a part that patchslim can't reproduce exactly; the message names it."""
+
+
+class DataError(PatchslimError):
+    """The images can't be read as asked."""
+
+
+class PlanError(PatchslimError):
+    """The plan is malformed, or not for this model."""
+
+
+class CheckpointError(PatchslimError):
+    """The weights can't be loaded into the model."""
+
+
+class BudgetError(PatchslimError):
+    """The tolerance or MAC ratio can't be met; the message says what can."""
+
+
+class RunError(PatchslimError):
+    """The run folder can't be read, resumed or written."""

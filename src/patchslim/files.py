@@ -1,0 +1,62 @@
+"""Files written whole or not at all, and read with errors a person understands."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from patchslim.errors import PatchslimError
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """Give a temporary path beside `path`; on success it takes `path`'s place at once, on failure it vanishes."""
+    handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+    os.close(handle)
+    temporary = Path(name)
+    try:
+        yield temporary
+        with temporary.open("rb") as file:
+            os.fsync(file.fileno())
+        temporary.chmod(0o666 & ~_umask())
+        temporary.replace(path)
+    finally:
+        with suppress(FileNotFoundError):
+            temporary.unlink()
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a text file whole or not at all."""
+    with replacing(path) as temporary:
+        temporary.write_text(text, encoding="utf-8")
+
+
+def write_json(path: Path, data: Any) -> None:
+    """Write indented JSON whole or not at all."""
+    write_text(path, json.dumps(data, indent=2) + "\n")
+
+
+def read_json(path: Path, error: Callable[[str], PatchslimError], what: str) -> dict[str, Any]:
+    """The JSON object in a file; `error` is raised with a sentence when there is none."""
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise error(f"There is no {what} at {path}.") from None
+    except (OSError, UnicodeDecodeError) as problem:
+        raise error(f"The {what} {path} can't be read: {problem}.") from None
+    except json.JSONDecodeError as problem:
+        raise error(f"The {what} {path} is not JSON: {problem}.") from None
+    if not isinstance(data, dict):
+        raise error(f"The {what} {path} is not a JSON object.")
+    return data

@@ -1,0 +1,100 @@
+"""What patchslim needs to know of a host model, whatever library it comes from."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol
+
+from torch import Tensor, nn
+
+Readout = Literal["class", "class+distillation", "mean", "attention-pool"]
+
+
+@dataclass(frozen=True)
+class BlockShape:
+    """Widths of one block, enough to count its multiply-accumulates."""
+
+    width: int
+    attention_width: int
+    mlp_macs: int  # per token
+
+
+@dataclass(frozen=True)
+class HostInfo:
+    """A host's description. Counts of patches leave prefix tokens (class, distillation, registers) out."""
+
+    name: str
+    family: str
+    depth: int
+    width: int
+    heads: int
+    prefix_tokens: int
+    patches: int
+    grid: tuple[int, int]
+    readout: Readout
+    image_size: tuple[int, int]
+    channels: int
+    classes: int
+    parameters: int
+    blocks: tuple[BlockShape, ...]
+    embed_macs: int  # patch embedding, per image
+    head_macs: int  # pooling and classifier, the part that does not depend on the token count
+    head_macs_per_token: int  # the part of an attention pool that does, per token read
+    head_reads_prefix: bool  # whether the pool reads prefix tokens too
+
+    @property
+    def tokens(self) -> int:
+        """Tokens that enter block 1: prefix and patches."""
+        return self.prefix_tokens + self.patches
+
+    def __str__(self) -> str:
+        height, width = self.image_size
+        return (
+            f"{self.name} ({self.family}): depth {self.depth}, width {self.width}, heads {self.heads}, "
+            f"prefix tokens {self.prefix_tokens}, patches {self.patches} ({self.grid[0]}×{self.grid[1]} of "
+            f"{height}×{width} pixels), readout {self.readout}, classes {self.classes}"
+        )
+
+
+class RunBlock(Protocol):
+    """Runs a block with queries from the first `n` tokens and keys and values from all (paper, Eq. 2)."""
+
+    def __call__(self, block: nn.Module, x: Tensor, n: int, carry: bool = False) -> Tensor:
+        """x (B, n_in, d) → (B, n, d), or (B, n_in, d) when the others are carried along unchanged."""
+
+
+class Host(Protocol):
+    """One host model seen through its family's eyes. Methods never change the model."""
+
+    model: nn.Module
+    info: HostInfo
+    run_block: RunBlock
+
+    @property
+    def blocks(self) -> Sequence[nn.Module]:
+        """The transformer blocks, first to last."""
+
+    def embed(self, images: Tensor) -> Tensor:
+        """Z_0: images (B, C, H, W) → tokens (B, p + N, d), prefix first."""
+
+    def normed(self, block: nn.Module, x: Tensor) -> Tensor:
+        """The block's attention input, LN1(Z): (B, n, d) → (B, n, d)."""
+
+    def attention(self, block: nn.Module, x: Tensor, n: int) -> Tensor:
+        """P_l^h for the first `n` tokens: (B, n_in, d) → (B, H, n, n_in), rows sum to 1."""
+
+    def features(self, tokens: Tensor) -> Tensor:
+        """What the classifier reads, from the output of the last block: (B, n, d) → (B, d)."""
+
+    def logits(self, tokens: Tensor) -> Tensor:
+        """The host's output from the output of the last block: (B, n, d) → (B, classes)."""
+
+    def readout_moment(self, tokens: Tensor) -> Tensor:
+        """R of the impact recursion over the output of the last block: (B, n, d) → (B, n, n)."""
+
+    def with_blocks(self, blocks: Sequence[nn.Module]) -> nn.Module:
+        """Put other blocks in place of the model's own (changes the model) and return it."""
+
+    def spec(self) -> Mapping[str, Any]:
+        """JSON-able settings from which the family can build the host again."""

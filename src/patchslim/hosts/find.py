@@ -1,0 +1,31 @@
+"""From a model to its host family. One family so far; another is another file beside `timm_vit.py`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from torch import nn
+
+from patchslim.errors import RunError
+from patchslim.hosts.base import Host, HostInfo
+from patchslim.hosts.timm_spec import rebuild
+from patchslim.hosts.timm_vit import TimmViT
+
+
+def open_host(model: nn.Module) -> Host:
+    """The model as a host; UnsupportedModel says what stands in the way."""
+    return TimmViT(model)
+
+
+def inspect(model: nn.Module) -> HostInfo:
+    """Depth, width, heads, prefix tokens, patches and readout; UnsupportedModel says why not."""
+    return open_host(model).info
+
+
+def rebuild_host(spec: Mapping[str, Any]) -> nn.Module:
+    """The host of a run folder, with fresh weights."""
+    try:
+        return rebuild(spec)
+    except (KeyError, TypeError, ValueError, AssertionError) as error:
+        raise RunError(f"The run's config.json does not describe a model this patchslim can build: {error!r}.") from None

@@ -1,0 +1,152 @@
+"""timm's VisionTransformer as a host: DeiT, DeiT-III, augreg, DINOv2, CLIP, SigLIP and their like."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from timm.layers import AttentionPoolLatent
+from timm.models.deit import VisionTransformerDistilled
+from torch import Tensor, nn
+
+from patchslim.hosts import timm_block
+from patchslim.hosts.base import BlockShape, HostInfo, Readout
+from patchslim.hosts.timm_check import check
+from patchslim.hosts.timm_spec import describe
+
+
+class TimmViT:
+    """A timm VisionTransformer seen as a patchslim host."""
+
+    def __init__(self, model: nn.Module) -> None:
+        check(model)
+        self.model: Any = model
+        self.info = _info(model)
+        self.run_block = timm_block.run_block
+
+    @property
+    def blocks(self) -> Sequence[nn.Module]:
+        """The transformer blocks, first to last."""
+        return list(self.model.blocks)
+
+    def embed(self, images: Tensor) -> Tensor:
+        """Z_0: images (B, C, H, W) → (B, p + N, d)."""
+        model = self.model
+        return model.norm_pre(model.patch_drop(model._pos_embed(model.patch_embed(images))))  # type: ignore[no-any-return]
+
+    def normed(self, block: Any, x: Tensor) -> Tensor:
+        """LN1(Z): (B, n, d) → (B, n, d)."""
+        return block.norm1(x)  # type: ignore[no-any-return]
+
+    def attention(self, block: nn.Module, x: Tensor, n: int) -> Tensor:
+        """P_l^h of the first `n` tokens: (B, n_in, d) → (B, H, n, n_in)."""
+        return timm_block.attention_map(block, x, n)
+
+    def features(self, tokens: Tensor) -> Tensor:
+        """What the classifier reads: (B, n, d) → (B, d)."""
+        return self.model.forward_head(self.model.norm(tokens), pre_logits=True)  # type: ignore[no-any-return]
+
+    def logits(self, tokens: Tensor) -> Tensor:
+        """The host's output: (B, n, d) → (B, classes)."""
+        return self.model.forward_head(self.model.norm(tokens))  # type: ignore[no-any-return]
+
+    def readout_moment(self, tokens: Tensor) -> Tensor:
+        """R of the impact recursion: (B, n, d) → (B, n, n)."""
+        batch, n, _ = tokens.shape
+        if self.info.readout in ("class", "class+distillation"):
+            read = torch.zeros(n, device=tokens.device)
+            read[: 1 if self.info.readout == "class" else 2] = 1
+            return torch.diag(read).expand(batch, n, n)
+        first = 0 if self.info.head_reads_prefix else self.info.prefix_tokens
+        if self.info.readout == "mean":
+            row = torch.zeros(n, device=tokens.device)
+            row[first:] = 1 / (n - first)
+            return torch.outer(row, row).expand(batch, n, n)
+        rows = torch.zeros(batch, self.model.attn_pool.num_heads * self.model.attn_pool.latent_len, n)
+        rows = rows.to(tokens)
+        rows[:, :, first:] = _pool_attention(self.model.attn_pool, self.model.norm(tokens)[:, first:])
+        return rows.transpose(1, 2) @ rows / rows.shape[1]
+
+    def with_blocks(self, blocks: Sequence[nn.Module]) -> nn.Module:
+        """Put other blocks in place of the model's own and return the model."""
+        self.model.blocks = nn.Sequential(*blocks)
+        return self.model  # type: ignore[no-any-return]
+
+    def spec(self) -> Mapping[str, Any]:
+        """Settings from which `timm_spec.rebuild` makes the host again."""
+        return describe(self.model)
+
+
+def _pool_attention(pool: Any, y: Tensor) -> Tensor:
+    """The attention pool's own rows: y (B, n, d) → (B, H · latents, n), each summing to 1."""
+    batch, n, _ = y.shape
+    q = pool.q(pool.latent.expand(batch, -1, -1)).reshape(batch, -1, pool.num_heads, pool.head_dim)
+    k = pool.kv(y).reshape(batch, n, 2, pool.num_heads, pool.head_dim)[:, :, 0]
+    q, k = pool.q_norm(q.transpose(1, 2)), pool.k_norm(k.transpose(1, 2))
+    return (q * pool.scale @ k.transpose(-2, -1)).float().softmax(dim=-1).flatten(1, 2)  # type: ignore[no-any-return]
+
+
+def _info(model: Any) -> HostInfo:
+    embed = model.patch_embed
+    head_macs, head_macs_per_token = _head_macs(model)
+    return HostInfo(
+        name=model_name(model),
+        family=f"timm {type(model).__name__}",
+        depth=len(model.blocks),
+        width=model.embed_dim,
+        heads=model.blocks[0].attn.num_heads,
+        prefix_tokens=model.num_prefix_tokens,
+        patches=embed.num_patches,
+        grid=tuple(embed.grid_size),
+        readout=_readout(model),
+        image_size=tuple(embed.img_size),
+        channels=model.in_chans,
+        classes=model.num_classes,
+        parameters=sum(parameter.numel() for parameter in model.parameters()),
+        blocks=tuple(_block_shape(block) for block in model.blocks),
+        embed_macs=embed.num_patches * embed.proj.weight.numel(),
+        head_macs=head_macs,
+        head_macs_per_token=head_macs_per_token,
+        head_reads_prefix=model.pool_include_prefix,
+    )
+
+
+def model_name(model: nn.Module) -> str:
+    """timm's architecture name where the model was made from one, else its class."""
+    config: Any = getattr(model, "pretrained_cfg", None)
+    name = config.get("architecture") if isinstance(config, dict) else getattr(config, "architecture", None)
+    return name or type(model).__name__
+
+
+def _readout(model: Any) -> Readout:
+    if isinstance(model, VisionTransformerDistilled):
+        return "class+distillation"
+    if isinstance(model.attn_pool, AttentionPoolLatent):
+        return "attention-pool"
+    return "class" if model.global_pool == "token" else "mean"
+
+
+def _linear_macs(module: nn.Module) -> int:
+    """Multiply-accumulates per token: the weights of its linear layers."""
+    return sum(part.weight.numel() for part in module.modules() if isinstance(part, nn.Linear))
+
+
+def _block_shape(block: Any) -> BlockShape:
+    return BlockShape(
+        width=block.attn.qkv.in_features,
+        attention_width=block.attn.attn_dim,
+        mlp_macs=_linear_macs(block.mlp),
+    )
+
+
+def _head_macs(model: Any) -> tuple[int, int]:
+    """(fixed, per token read) of pooling and classifier."""
+    heads = [model.head, getattr(model, "head_dist", nn.Identity())]
+    fixed = sum(_linear_macs(head) for head in heads)
+    pool = model.attn_pool
+    if pool is None:
+        return fixed, 0
+    per_latent = sum(_linear_macs(part) for part in (pool.q, pool.proj, pool.mlp) if part is not None)
+    width = pool.num_heads * pool.head_dim
+    return fixed + pool.latent_len * per_latent, _linear_macs(pool.kv) + 2 * pool.latent_len * width

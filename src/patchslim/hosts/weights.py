@@ -1,0 +1,80 @@
+"""Weights from safetensors files, checked before they touch a model. Nothing is ever unpickled."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+from patchslim.errors import CheckpointError
+
+PICKLE_STARTS = (b"PK\x03\x04", b"\x80")  # torch.save's zip, and a bare pickle
+
+
+def read_weights(path: Path) -> dict[str, Tensor]:
+    """The tensors of a safetensors file; CheckpointError when it is something else."""
+    try:
+        with path.open("rb") as file:
+            start = file.read(4)
+        if start.startswith(PICKLE_STARTS):
+            raise CheckpointError(
+                f"{path} is a pickle, which can run code when it is read; convert it with "
+                "safetensors.torch.save_file(state_dict, 'model.safetensors') and give that file."
+            )
+        return load_file(path)
+    except FileNotFoundError:
+        raise CheckpointError(f"There is no checkpoint at {path}.") from None
+    except (OSError, SafetensorError, ValueError) as error:
+        raise CheckpointError(f"{path} is not a readable safetensors file: {error}.") from None
+
+
+def check_weights(model: nn.Module, weights: Mapping[str, Tensor], source: str, partial: bool = False) -> None:
+    """Raise CheckpointError unless names and shapes are the model's and every number is finite."""
+    own = model.state_dict()
+    missing = [] if partial else [name for name in own if name not in weights]
+    unknown = [name for name in weights if name not in own]
+    if missing or unknown:
+        kind, names = ("lacks", missing) if missing else ("has unknown", unknown)
+        raise CheckpointError(
+            f"{source} does not fit {type(model).__name__}: it {kind} {_few(names)}; is it for another model?"
+        )
+    for name, tensor in weights.items():
+        if tensor.shape != own[name].shape:
+            raise CheckpointError(
+                f"{source} does not fit: {name} has shape {tuple(tensor.shape)} where the model has "
+                f"{tuple(own[name].shape)}; is it for another model or image size?"
+            )
+        if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
+            raise CheckpointError(f"{source} has NaN or infinite numbers in {name}; it can't be used.")
+
+
+def _few(names: list[str]) -> str:
+    more = f" and {len(names) - 2} more" if len(names) > 2 else ""
+    return ", ".join(names[:2]) + more
+
+
+def load_weights_(model: nn.Module, path: Path) -> None:
+    """Load a whole checkpoint into the model, or leave it as it was and raise CheckpointError."""
+    weights = read_weights(path)
+    check_weights(model, weights, str(path))
+    model.load_state_dict(weights)
+
+
+def load_part_(model: nn.Module, weights: Mapping[str, Tensor]) -> None:
+    """Load weights of some parts of the model, or leave it as it was and raise CheckpointError."""
+    check_weights(model, weights, "The tuned weights", partial=True)
+    model.load_state_dict(dict(weights), strict=False)
+
+
+def weights_fingerprint(model: nn.Module) -> str:
+    """A short hash of names and numbers: two models have the same one only if their weights are the same."""
+    digest = hashlib.sha256()
+    for name, tensor in model.state_dict().items():
+        digest.update(name.encode())
+        digest.update(tensor.detach().cpu().contiguous().view(torch.uint8).numpy().data)
+    return digest.hexdigest()[:16]

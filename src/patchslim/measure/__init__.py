@@ -1,0 +1,6 @@
+"""Measurement: accuracy and throughput."""
+
+from patchslim.measure.accuracy import Accuracy, evaluate
+from patchslim.measure.latency import DTYPES, Timing, time_side_by_side
+
+__all__ = ["DTYPES", "Accuracy", "Timing", "evaluate", "time_side_by_side"]

@@ -1,0 +1,86 @@
+"""What a search has found out, block by block, so that an interrupted one goes on where it was.
+
+The search is deterministic, so resuming is running it again with a memory: every decided block is one line of
+`ledger.jsonl`, written after its tuned weights. A line cut short by a crash is ignored.
+"""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from safetensors.torch import load_file, save_file
+from torch import nn
+
+from patchslim.files import replacing
+
+Key = tuple[Any, ...]
+LEDGER = "ledger.jsonl"
+
+
+class Ledger:
+    """Entries by key, in memory and, given a folder, on disk."""
+
+    def __init__(self, folder: Path | None = None) -> None:
+        self.folder = folder
+        self.entries: dict[str, dict[str, Any]] = {}
+        self.modules: dict[str, nn.Module] = {}
+        if folder is not None:
+            folder.mkdir(parents=True, exist_ok=True)
+            self._read(folder / LEDGER)
+
+    def _read(self, path: Path) -> None:
+        if not path.exists():
+            return
+        whole = 0
+        for line in path.read_bytes().splitlines(keepends=True):
+            try:
+                entry = json.loads(line)
+            except ValueError:
+                break
+            if not line.endswith(b"\n"):
+                break
+            whole += len(line)
+            self.entries[entry.pop("key")] = entry
+        os.truncate(path, whole)  # what a crash cut short must not run into the next line
+
+    def get(self, key: Key) -> dict[str, Any] | None:
+        """The entry under a key, if there is one."""
+        return self.entries.get(_name(key))
+
+    def put(self, key: Key, entry: dict[str, Any], block: nn.Module | None = None) -> None:
+        """Keep an entry, with a tuned block where there is one; on disk before this returns."""
+        name = _name(key)
+        if block is not None:
+            self.modules[name] = block
+        if self.folder is not None:
+            if block is not None:
+                with replacing(self._weights(name)) as temporary:
+                    save_file({k: v.cpu().contiguous() for k, v in block.state_dict().items()}, temporary)
+            with (self.folder / LEDGER).open("a", encoding="utf-8") as file:
+                file.write(json.dumps({"key": name} | entry) + "\n")
+                file.flush()
+                os.fsync(file.fileno())
+        self.entries[name] = entry
+
+    def block(self, key: Key, like: nn.Module) -> nn.Module:
+        """The tuned block of an entry; `like` gives its structure."""
+        name = _name(key)
+        if name not in self.modules:
+            tuned = copy.deepcopy(like)
+            tuned.load_state_dict(load_file(self._weights(name)))
+            self.modules[name] = tuned
+        return self.modules[name]
+
+    def _weights(self, name: str) -> Path:
+        if self.folder is None:
+            raise KeyError(name)
+        return self.folder / f"block-{hashlib.sha256(name.encode()).hexdigest()[:16]}.safetensors"
+
+
+def _name(key: Key) -> str:
+    return json.dumps(key)

@@ -1,0 +1,81 @@
+"""The network half-way through a top-down search: blocks above l are slimmed and tuned, the others are the host's."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, nn
+
+from patchslim.hosts import Host
+from patchslim.plan import Removed
+
+
+@dataclass
+class Partial:
+    """A plan in the making, on sorted tokens.
+
+    `order` lists all patches, those that stay longest first; block `k` above l computes the first `counts[k]` of
+    them. `tuned` holds blocks whose weights are no longer the host's.
+    """
+
+    order: list[int]
+    counts: dict[int, int] = field(default_factory=dict)
+    tuned: dict[int, nn.Module] = field(default_factory=dict)
+
+    def extended(self, layer: int, order: list[int], count: int, tuned: nn.Module | None) -> Partial:
+        """The same with block `layer` decided."""
+        blocks = self.tuned if tuned is None else self.tuned | {layer: tuned}
+        return Partial(order, self.counts | {layer: count}, blocks)
+
+    def key(self) -> tuple[int, ...]:
+        """The counts above, first block first: with one score and one seed they determine everything else."""
+        return tuple(self.counts[layer] for layer in sorted(self.counts))
+
+
+class Network:
+    """Runs single blocks of a host on sorted tokens, slimmed as a `Partial` says."""
+
+    def __init__(self, host: Host, removed: Removed) -> None:
+        self.host, self.info = host, host.info
+        self.carry = removed == "carry"
+
+    def block(self, partial: Partial, layer: int) -> nn.Module:
+        """Block `layer` (1 … L), tuned where it was."""
+        return partial.tuned.get(layer) or self.host.blocks[layer - 1]
+
+    def sort(self, x: Tensor, order: list[int], count: int | None = None) -> Tensor:
+        """Prefix tokens, then the first `count` patches of `order`: (B, p + N, d) → (B, p + count, d)."""
+        prefix = self.info.prefix_tokens
+        index = list(range(prefix)) + [prefix + patch for patch in order[:count]]
+        return x.index_select(1, torch.tensor(index, device=x.device))
+
+    def run(self, block: nn.Module, x: Tensor, count: int) -> Tensor:
+        """A slimmed block on sorted tokens that computes `count` patches."""
+        return self.host.run_block(block, x, self.info.prefix_tokens + count, self.carry)
+
+    def join(self, computed: Tensor, before: Tensor) -> Tensor:
+        """A block's output from the rows it computes: with `carry`, the others follow as they came in."""
+        if not self.carry:
+            return computed
+        return torch.cat([computed, before[:, computed.shape[1] :]], dim=1)
+
+    def next_output(self, partial: Partial, layer: int, x: Tensor) -> Tensor:
+        """What E_{l+1} compares, from the sorted output of block `layer`: rows of block l+1, or the readout."""
+        if layer == self.info.depth:
+            return self.host.features(x)
+        count = partial.counts[layer + 1]
+        out = self.run(self.block(partial, layer + 1), x, count)
+        return out[:, : self.info.prefix_tokens + count]
+
+    def reference(self, partial: Partial, layer: int, target: Tensor) -> Tensor:
+        """The same rows of the host's own features `target`, Z_{l+1} (or Z_L for the readout)."""
+        if layer == self.info.depth:
+            return self.host.features(target)
+        return self.sort(target, partial.order, partial.counts[layer + 1])
+
+
+def relative_error(output: Tensor, reference: Tensor) -> Tensor:
+    """Squared Frobenius norm of the difference over that of the reference, per image: (B, …) → (B,)."""
+    difference = (output - reference).flatten(1).float().square().sum(dim=1)
+    return difference / reference.flatten(1).float().square().sum(dim=1).clamp_min(1e-30)

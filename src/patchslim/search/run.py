@@ -1,0 +1,109 @@
+"""A whole search: from a model, images and settings to a plan and the weights of the blocks it tuned."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor, nn
+
+from patchslim.data import ImageSource, as_source
+from patchslim.hosts import Host, open_host
+from patchslim.macs import count_macs
+from patchslim.plan import SlimPlan, make_plan
+from patchslim.search.budget import bisect_tolerance, check_reachable, host_macs, spend_rest
+from patchslim.search.config import SearchConfig
+from patchslim.search.features import Features
+from patchslim.search.ledger import Ledger
+from patchslim.search.network import Partial
+from patchslim.search.topdown import Listener, TopDown
+
+DEFAULT_TOLERANCE = 0.01  # the paper's
+
+
+def search(
+    model: nn.Module,
+    images: ImageSource | Tensor,
+    config: SearchConfig | None = None,
+    *,
+    checkpoint: Path | None = None,
+    listen: Listener = lambda event: None,
+) -> tuple[SlimPlan, dict[str, Tensor]]:
+    """Find a plan for the model on unlabelled images (Algorithm 1). The model is left as it was.
+
+    Returns the plan and the tuned blocks' weights under the host's own names (empty without tuning). Given a
+    `checkpoint` folder, every decided block is kept there, and a search that finds one goes on from it.
+    """
+    config = config or SearchConfig()
+    source = as_source(images)
+    host = open_host(copy.deepcopy(model).eval().requires_grad_(False))
+    if config.target_macs is not None:
+        check_reachable(host.info, config.removed, config.target_macs)
+    features = Features(host, source, config.batch_size, config.cache_gib * 2**30)
+    top_down = TopDown(host, features, config, Ledger(checkpoint), listen)
+    partial, tolerance, errors = _find(top_down, config)
+    plan = _plan(host, config, partial, tolerance, errors, features.count)
+    return plan, _tuned_weights(host, partial)
+
+
+def _find(top_down: TopDown, config: SearchConfig) -> tuple[Partial, float, dict[int, float]]:
+    """The decided blocks, the tolerance that held, and E_{l+1} per decided block l."""
+    tune = config.tune_epochs > 0
+    if config.target_macs is None:
+        tolerance = DEFAULT_TOLERANCE if config.tolerance is None else config.tolerance
+        partial = top_down.search(tolerance, tune) or top_down.start
+        return partial, tolerance, _errors(top_down, partial, tune, None, tolerance)
+    # Bisecting with tuned blocks would tune every candidate of every bisection step. Counts come from untuned
+    # errors instead, and tuning runs once, at those counts: docs/decisions.md has the comparison.
+    tolerance, partial = bisect_tolerance(top_down, config.target_macs)
+    info, removed = top_down.host.info, config.removed
+    errors = _errors(top_down, partial, False, None, tolerance)
+    counts = spend_rest(info, removed, partial.counts, errors, config.target_macs)
+    if not tune:
+        return Partial(partial.order, counts), tolerance, errors
+    partial = top_down.at_counts(counts, tune=True)
+    return partial, tolerance, _errors(top_down, partial, True, counts, float("inf"))
+
+
+def _errors(
+    top_down: TopDown, partial: Partial, tune: bool, given: Mapping[int, int] | None, tolerance: float
+) -> dict[int, float]:
+    decided = set(partial.counts) - set(top_down.start.counts)
+    return {
+        layer: top_down.error_of(partial, layer, tune, given[layer] if given else None, tolerance)
+        for layer in sorted(decided)
+    }
+
+
+def _plan(
+    host: Host,
+    config: SearchConfig,
+    partial: Partial,
+    tolerance: float,
+    errors: Mapping[int, float],
+    images: int,
+) -> SlimPlan:
+    kept = [partial.order[: partial.counts[layer]] for layer in range(1, host.info.depth + 1)]
+    provenance: dict[str, Any] = {
+        "method": "top-down search",
+        "settings": config.as_dict(),
+        "tolerance": tolerance,
+        "images": images,
+        "errors": {str(layer): error for layer, error in errors.items()},
+    }
+    plan = make_plan(host.info, kept, config.removed, provenance)
+    macs = count_macs(host.model, plan)
+    provenance |= {"macs": macs, "macs_ratio": macs / host_macs(host.info)}
+    return make_plan(host.info, kept, config.removed, provenance)
+
+
+def _tuned_weights(host: Host, partial: Partial) -> dict[str, Tensor]:
+    """Weights of tuned blocks under the host's names."""
+    names = {id(module): name for name, module in host.model.named_modules()}
+    return {
+        f"{names[id(host.blocks[layer - 1])]}.{key}": value.detach().clone()
+        for layer, block in sorted(partial.tuned.items())
+        for key, value in block.state_dict().items()
+    }

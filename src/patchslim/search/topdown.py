@@ -1,0 +1,166 @@
+"""Algorithm 1: prune from the last block to the first, each block as far as the error of the next one allows."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from patchslim.errors import PatchslimError
+from patchslim.hosts import Host
+from patchslim.macs import macs_of_counts
+from patchslim.search.config import SearchConfig
+from patchslim.search.features import Features
+from patchslim.search.ledger import Key, Ledger
+from patchslim.search.network import Network, Partial, relative_error
+from patchslim.search.scoring import score_block
+from patchslim.search.tuning import tune_block
+
+Listener = Callable[[Mapping[str, Any]], None]
+
+
+class TopDown:
+    """Decides the blocks of one host one by one, from the last to the first, remembering every decision."""
+
+    def __init__(
+        self, host: Host, features: Features, config: SearchConfig, ledger: Ledger, listen: Listener
+    ) -> None:
+        self.host, self.features, self.config = host, features, config
+        self.ledger, self.listen = ledger, listen
+        self.network = Network(host, config.removed)
+
+    @property
+    def start(self) -> Partial:
+        """Line 1: nothing of the last block but the prefix, if that is what the head reads; else nothing decided."""
+        info = self.host.info
+        reads_patches = info.readout in ("mean", "attention-pool")
+        return Partial(list(range(info.patches)), {} if reads_patches else {info.depth: 0})
+
+    def search(self, tolerance: float, tune: bool, budget: int | None = None) -> Partial | None:
+        """Lines 2 to 11. With a budget in MACs, None as soon as it can't be met."""
+        return self._descend(tune, budget, lambda layer: None, tolerance)
+
+    def at_counts(self, counts: Mapping[int, int], tune: bool) -> Partial:
+        """The same descent with the patches per block given instead of a tolerance."""
+        found = self._descend(tune, None, lambda layer: counts[layer], math.inf)
+        return found if found is not None else self.start
+
+    def _descend(
+        self, tune: bool, budget: int | None, given: Callable[[int], int | None], tolerance: float
+    ) -> Partial | None:
+        partial = self.start
+        for layer in range(self.host.info.depth - len(partial.counts), 0, -1):
+            self.listen({"event": "block", "block": layer, "tolerance": tolerance, "tune": tune})
+            partial = self._decide(partial, layer, tune, given(layer), tolerance)
+            self.listen({"event": "decided", "block": layer, "patches": partial.counts[layer]})
+            if budget is not None and self.least_macs(partial, layer) > budget:
+                return None
+        return partial
+
+    def least_macs(self, partial: Partial, layer: int) -> int:
+        """MACs if every block below `layer` kept no more than `layer` does, the least that nesting allows."""
+        counts = [partial.counts[max(layer, block)] for block in range(1, self.host.info.depth + 1)]
+        return macs_of_counts(self.host.info, counts, self.config.removed)
+
+    def _decide(
+        self, partial: Partial, layer: int, tune: bool, given: int | None, tolerance: float
+    ) -> Partial:
+        """Lines 3 to 10 for one block."""
+        key: Key = (layer, partial.key(), tune, given, tolerance if tune else None)
+        entry = self.ledger.get(key) or {}
+        self.features.focus(self._layers(layer))
+        order: list[int] = entry.get("order") or self._order(partial, layer)
+        errors: dict[str, float] = dict(entry.get("errors", {}))
+        block = self.host.blocks[layer - 1]
+        tuned = self.ledger.block(key, block) if tune and entry else None
+        known = len(errors)
+        count = 0
+        for count in self._candidates(partial, layer, given):
+            if str(count) not in errors:
+                if tune:
+                    tuned = self._tuned(partial, layer, order, count, tuned or block)
+                errors[str(count)] = self._error(partial, layer, order, count, tuned)
+            if errors[str(count)] <= tolerance:
+                break
+        if len(errors) > known:
+            self.ledger.put(key, {"order": order, "errors": errors}, tuned)
+        return partial.extended(layer, order, count, tuned)
+
+    def error_of(self, partial: Partial, layer: int, tune: bool, given: int | None, tolerance: float) -> float:
+        """E_{l+1} as it was when block `layer` of a finished descent was decided."""
+        above = Partial(partial.order, {k: n for k, n in partial.counts.items() if k > layer})
+        entry = self.ledger.get((layer, above.key(), tune, given, tolerance if tune else None)) or {}
+        return float(entry["errors"][str(partial.counts[layer])])
+
+    def _layers(self, layer: int) -> tuple[int, int, int]:
+        """The features a block's decision reads: Z_{l-1}, Z_l and Z_{l+1} (Z_L again for the readout)."""
+        return layer - 1, layer, min(layer + 1, self.host.info.depth)
+
+    def _order(self, partial: Partial, layer: int) -> list[int]:
+        """Line 6: patches of m_{l+1} first, as they are; then the others by score."""
+        scores = score_block(self.network, self.features, partial, layer, self.config).tolist()
+        kept = partial.order[: partial.counts.get(layer + 1, 0)]
+        others = sorted(set(range(self.host.info.patches)) - set(kept), key=lambda i: (-scores[i], i))
+        return kept + others
+
+    def _candidates(self, partial: Partial, layer: int, given: int | None) -> Iterator[int]:
+        """Patches to try: those of m_{l+1}, then r' more at a time, to all (a pool needs at least one)."""
+        if given is not None:
+            yield given
+            return
+        total = self.host.info.patches
+        count = partial.counts.get(layer + 1, min(self.config.step, total))
+        while count < total:
+            yield count
+            count += self.config.step
+        yield total
+
+    def _output_error(self, partial: Partial, layer: int, order: list[int], count: int) -> Callable[..., Tensor]:
+        """E_{l+1} per image as a function of block l and a batch (Z_{l-1}, Z_l, Z_{l+1})."""
+        network = self.network
+
+        def error(block: nn.Module | None, batch: tuple[Tensor, ...]) -> Tensor:
+            before, after, target = batch
+            if block is None:
+                # An untuned block computes its kept rows as the host did, so they are cached already.
+                rows = network.sort(after, order, count)
+                x = network.join(rows, network.sort(before, order)) if network.carry else rows
+            else:
+                x = network.run(block, network.sort(before, order), count)
+            return relative_error(
+                network.next_output(partial, layer, x), network.reference(partial, layer, target)
+            )
+
+        return error
+
+    @torch.no_grad()
+    def _error(
+        self, partial: Partial, layer: int, order: list[int], count: int, block: nn.Module | None
+    ) -> float:
+        """Line 8: E_{l+1}, averaged over the images."""
+        error = self._output_error(partial, layer, order, count)
+        batches = self.features.batches(*self._layers(layer))
+        value = float(torch.cat([error(block, batch).double().cpu() for batch in batches]).mean())
+        self.listen({"event": "error", "block": layer, "patches": count, "error": value})
+        if not math.isfinite(value):
+            raise PatchslimError(
+                f"The error of block {layer} is not a finite number; the model's weights or the images are broken."
+            )
+        return value
+
+    def _tuned(
+        self, partial: Partial, layer: int, order: list[int], count: int, block: nn.Module
+    ) -> nn.Module:
+        """Line 7, never for the worse: a block that tuning did not help stays as it was."""
+        tuned = tune_block(
+            block,
+            self._output_error(partial, layer, order, count),
+            lambda: self.features.batches(*self._layers(layer)),
+            self.config,
+        )
+        before = self._error(partial, layer, order, count, block)
+        after = self._error(partial, layer, order, count, tuned)
+        return tuned if after < before else block

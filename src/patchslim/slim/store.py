@@ -1,0 +1,106 @@
+"""Run folders: a slim model as plain files, and back. Nothing in them is pickled."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import timm
+import torch
+from safetensors.torch import save_file
+from torch import nn
+
+from patchslim.errors import RunError
+from patchslim.files import read_json, replacing, write_json
+from patchslim.hosts import rebuild_host
+from patchslim.hosts.weights import load_weights_
+from patchslim.plan import SlimPlan
+from patchslim.slim.sliced import apply, is_slim
+from patchslim.version import __version__
+
+CONFIG, PLAN, WEIGHTS, METRICS = "config.json", "plan.json", "model.safetensors", "metrics.json"
+RUN_VERSION = 1
+
+
+def versions() -> dict[str, str]:
+    """What a run was made with."""
+    return {
+        "patchslim": __version__,
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "timm": timm.__version__,
+    }
+
+
+def holds_run(path: Path) -> bool:
+    """Whether a folder holds a run, finished or not."""
+    return any((path / name).exists() for name in (CONFIG, PLAN, WEIGHTS))
+
+
+def save(
+    slim: nn.Module,
+    path: str | Path,
+    *,
+    config: Mapping[str, Any] | None = None,
+    metrics: Mapping[str, Any] | None = None,
+) -> None:
+    """Write a run folder for a slim model; RunError if the folder holds another run."""
+    folder = Path(path)
+    if not is_slim(slim):
+        raise RunError("Only a slim model can be saved as a run; make one with patchslim.apply or patchslim.slim.")
+    if (folder / PLAN).exists():
+        raise RunError(f"{folder} already holds a run; choose another folder or remove it.")
+    write_run(slim, folder, config or {}, metrics or {})
+
+
+def write_run(slim: Any, folder: Path, config: Mapping[str, Any], metrics: Mapping[str, Any]) -> None:
+    """Write all files of a run, the plan last: a folder with a plan is a whole run."""
+    if slim.host_spec is None:
+        raise RunError(
+            "This model has parts that its constructor's settings don't describe, so it can't be saved as a run; "
+            "keep its plan (plan.save) and its state dict instead."
+        )
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        weights = {name: tensor.cpu().contiguous() for name, tensor in slim.state_dict().items()}
+        with replacing(folder / WEIGHTS) as temporary:
+            save_file(weights, temporary)
+        head = {"format": "patchslim run", "version": RUN_VERSION, "host": slim.host_spec}
+        write_json(folder / CONFIG, head | {"versions": versions()} | dict(config))
+        write_json(folder / METRICS, metrics)
+        slim.plan.save(folder / PLAN)
+    except OSError as error:
+        raise RunError(f"The run can't be written to {folder}: {error.strerror or error}.") from None
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    """A run's config.json, of a version this patchslim reads."""
+    if not folder.is_dir():
+        raise RunError(f"There is no run folder at {folder}.")
+    config = read_json(folder / CONFIG, RunError, "run's config")
+    if config.get("format") != "patchslim run":
+        raise RunError(f"{folder / CONFIG} does not belong to a patchslim run.")
+    if config.get("version") != RUN_VERSION:
+        raise RunError(
+            f"{folder} is a run of version {config.get('version')}, this patchslim reads {RUN_VERSION}; upgrade it."
+        )
+    return config
+
+
+def load_host(path: str | Path) -> nn.Module:
+    """The unslimmed host of a run, with the run's weights, in eval mode."""
+    folder = Path(path)
+    config = read_config(folder)
+    if not (folder / PLAN).exists():
+        raise RunError(f"The run in {folder} is not finished; go on with `patchslim slim … --out {folder} --resume`.")
+    host = rebuild_host(config["host"])
+    load_weights_(host, folder / WEIGHTS)
+    return host.eval()
+
+
+def load(path: str | Path, device: str | torch.device = "cpu") -> nn.Module:
+    """The slim model of a run folder, in eval mode."""
+    host = load_host(path)
+    return apply(host, SlimPlan.load(Path(path) / PLAN)).to(device)
