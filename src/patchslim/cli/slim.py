@@ -63,7 +63,7 @@ def slim(
     images: Annotated[int, typer.Option("--images", min=1, help="Calibration images to use.")] = 256,
     step: Annotated[int, typer.Option("--step", min=1, help="Patches added at a time.")] = 10,
     tune_epochs: Annotated[int, typer.Option("--tune-epochs", min=0, help="Epochs of block tuning; 0: none.")] = 3,
-    learning_rate: Annotated[float, typer.Option("--learning-rate", help="Of block tuning.")] = 2e-4,
+    learning_rate: Annotated[float, typer.Option("--learning-rate", help="Of block tuning.")] = 5e-5,
     cache_gib: Annotated[float, typer.Option("--cache-gib", help="Memory for cached features, in GiB.")] = 2.0,
     batch_size: BatchSize = 32,
     img_size: ImgSize = None,

@@ -23,7 +23,7 @@ class SearchConfig:
     removed: Removed = "drop"
     step: int = 10  # r': patches added at a time
     tune_epochs: int = 3  # epochs of block tuning on cached features
-    learning_rate: float = 2e-4  # of block tuning
+    learning_rate: float = 5e-5  # of block tuning
     batch_size: int = 32
     cache_gib: float = 2.0  # bound on cached features; past it they are computed again
     seed: int = 0

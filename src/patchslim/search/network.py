@@ -68,11 +68,18 @@ class Network:
         out = self.run(self.block(partial, layer + 1), x, count)
         return out[:, : self.info.prefix_tokens + count]
 
-    def reference(self, partial: Partial, layer: int, target: Tensor) -> Tensor:
-        """The same rows of the host's own features `target`, Z_{l+1} (or Z_L for the readout)."""
+    def reference(self, partial: Partial, layer: int, after: Tensor, target: Tensor) -> Tensor:
+        """What it is compared with: the same rows as they are when block `layer` keeps everything.
+
+        With block l+1 still the host's these are rows of Z_{l+1} = `target`. Once it is tuned they are what it makes of
+        the host's Z_l = `after`: it was tuned for the block above it, not to give Z_{l+1} back.
+        """
         if layer == self.info.depth:
             return self.host.features(target)
-        return self.sort(target, partial.order, partial.counts[layer + 1])
+        count = partial.counts[layer + 1]
+        if layer + 1 not in partial.tuned:
+            return self.sort(target, partial.order, count)
+        return self.next_output(partial, layer, self.sort(after, partial.order)).detach()
 
 
 def relative_error(output: Tensor, reference: Tensor) -> Tensor:

@@ -131,7 +131,7 @@ class TopDown:
             else:
                 x = network.run(block, network.sort(before, order), count)
             return relative_error(
-                network.next_output(partial, layer, x), network.reference(partial, layer, target)
+                network.next_output(partial, layer, x), network.reference(partial, layer, after, target)
             )
 
         return error

@@ -1,0 +1,23 @@
+"""Importing the package is light and touches no GPU."""
+
+import subprocess
+import sys
+
+
+def test_import_is_lean() -> None:
+    code = (
+        "import sys, patchslim, torch; "
+        "print([name for name in ('matplotlib', 'sklearn', 'pandas') if name in sys.modules], "
+        "torch.cuda.is_initialized())"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split("\n")[0] == "[] False"
+
+
+def test_public_names_exist() -> None:
+    import patchslim
+
+    missing = [name for name in patchslim.__all__ if not hasattr(patchslim, name)]
+    assert not missing
+    assert callable(patchslim.slim)
+    assert callable(patchslim.search)
