@@ -49,7 +49,7 @@ def make_images(count: int = 3, size: int = 32, seed: int = 1) -> Tensor:
 
 def relative(a: Tensor, b: Tensor) -> float:
     """‖a − b‖ / ‖b‖."""
-    return float((a - b).norm() / b.norm())
+    return float(((a - b).norm() / b.norm()).detach())
 
 
 @pytest.fixture(params=list(KINDS))

@@ -47,7 +47,7 @@ def rebuild(spec: Mapping[str, Any]) -> nn.Module:
     if kwargs.pop("embed_norm"):
         kwargs["embed_norm_layer"] = kwargs["norm_layer"]
     model: nn.Module = MODELS[spec["class"]](**kwargs)
-    config: Any = dict(spec["pretrained_cfg"])
+    config: Any = {name: tuple(v) if isinstance(v, list) else v for name, v in spec["pretrained_cfg"].items()}
     model.pretrained_cfg = model.default_cfg = config
     return model
 

@@ -112,7 +112,7 @@ class TopDown:
             yield given
             return
         total = self.host.info.patches
-        count = partial.counts.get(layer + 1, min(self.config.step, total))
+        count = partial.counts.get(layer + 1, 1)
         while count < total:
             yield count
             count += self.config.step

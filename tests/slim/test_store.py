@@ -1,0 +1,121 @@
+"""Run folders: what goes in comes out, and damage is told in one sentence."""
+
+import json
+import pickle
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from conftest import make_host, make_images
+from safetensors.torch import load_file, save_file
+from test_sliced import slim_of
+
+import patchslim as ps
+from patchslim.slim import load_host
+
+
+@torch.no_grad()
+def test_save_and_load(kind: str, tmp_path: Path) -> None:
+    model, slim = slim_of(kind)
+    ps.save(slim, tmp_path / "run", metrics={"top1": 1.0})
+    again: Any = ps.load(tmp_path / "run")
+    images = make_images()
+    assert torch.equal(again(images), slim(images))
+    assert again.plan == slim.plan
+    assert torch.equal(load_host(tmp_path / "run")(images), model(images))
+    names = sorted(path.name for path in (tmp_path / "run").iterdir())
+    assert names == ["config.json", "metrics.json", "model.safetensors", "plan.json"]
+
+
+def test_the_transform_survives(tmp_path: Path) -> None:
+    import timm
+    from timm.data import resolve_model_data_config
+
+    model = timm.create_model("vit_base_patch16_clip_224", embed_dim=24, depth=2, num_heads=2, img_size=48)
+    ps.save(ps.apply(model, ps.full_plan(model)), tmp_path / "run")
+    again = ps.load(tmp_path / "run")
+    assert resolve_model_data_config(again) == resolve_model_data_config(model)
+    assert ps.inspect(load_host(tmp_path / "run")).name == "vit_base_patch16_clip_224"
+
+
+def test_only_slim_models_and_only_new_folders(tmp_path: Path) -> None:
+    model, slim = slim_of()
+    with pytest.raises(ps.RunError, match="slim model"):
+        ps.save(model, tmp_path / "run")
+    ps.save(slim, tmp_path / "run")
+    with pytest.raises(ps.RunError, match="already holds a run"):
+        ps.save(slim, tmp_path / "run")
+
+
+def test_a_path_that_cant_be_written(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ps.RunError, match="can't be written"):
+        ps.save(slim_of()[1], tmp_path / "file" / "run")
+
+
+def damaged(tmp_path: Path, name: str, content: bytes) -> Path:
+    """A good run with one file replaced."""
+    run = tmp_path / "run"
+    ps.save(slim_of()[1], run)
+    (run / name).write_bytes(content)
+    return run
+
+
+class Bomb:
+    """Unpickling this would leave a trace."""
+
+    def __reduce__(self) -> tuple[Any, tuple[str]]:
+        return (Path.touch, (Path("exploded"),))  # type: ignore[return-value]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "words"),
+    [
+        ("config.json", b"{}", "does not belong"),
+        ("config.json", b'{"format": "patchslim run", "version": 9}', "version 9"),
+        ("config.json", b'{"format": "patchslim run", "version": 1, "host": {}}', "does not describe a model"),
+        ("config.json", b"{", "not JSON"),
+        ("model.safetensors", b"rubbish", "not a readable safetensors"),
+        ("model.safetensors", pickle.dumps(Bomb()), "pickle"),
+        ("plan.json", b"{}", "no version"),
+    ],
+)
+def test_damage_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, content: bytes, words: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    run = damaged(tmp_path, name, content)
+    with pytest.raises(ps.PatchslimError, match=words):
+        ps.load(run)
+    assert not (tmp_path / "exploded").exists()
+
+
+def test_weights_of_another_model_are_refused(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    ps.save(slim_of()[1], run)
+    weights = load_file(run / "model.safetensors")
+    save_file(make_host("registers").state_dict(), run / "model.safetensors")
+    with pytest.raises(ps.CheckpointError, match="another model"):
+        ps.load(run)
+    weights["head.bias"][0] = torch.inf
+    save_file(weights, run / "model.safetensors")
+    with pytest.raises(ps.CheckpointError, match="NaN or infinite"):
+        ps.load(run)
+
+
+def test_missing_and_unfinished_runs_are_told(tmp_path: Path) -> None:
+    with pytest.raises(ps.RunError, match="no run folder"):
+        ps.load(tmp_path / "nothing")
+    run = tmp_path / "run"
+    ps.save(slim_of()[1], run)
+    (run / "plan.json").unlink()
+    with pytest.raises(ps.RunError, match="not finished"):
+        ps.load(run)
+
+
+def test_nothing_in_a_run_names_this_machine(tmp_path: Path) -> None:
+    ps.save(slim_of()[1], tmp_path / "run")
+    for name in ("config.json", "metrics.json", "plan.json"):
+        assert str(tmp_path) not in (tmp_path / "run" / name).read_text()
+    assert json.loads((tmp_path / "run" / "config.json").read_text())["version"] == 1
