@@ -49,7 +49,12 @@ def main() -> None:
         )
     if args.out is not None:
         args.out.parent.mkdir(parents=True, exist_ok=True)
-        table = {"model": args.model, "ratio": args.ratio, "patches_per_block": list(plan.counts), "rows": rows}
+        table = {
+            "model": args.model,
+            "ratio": args.ratio,
+            "patches_per_block": list(plan.counts),
+            "rows": rows,
+        }
         write_json(args.out, table)
 
 

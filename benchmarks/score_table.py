@@ -90,9 +90,7 @@ def main() -> None:
         "rows": [],
     }
     print(f"base: {base.top1:.2f}", flush=True)
-    rows = itertools.product(
-        args.seeds, args.tune_epochs, args.learning_rates, args.policies, args.ratios, args.scores
-    )
+    rows = itertools.product(args.seeds, args.tune_epochs, args.learning_rates, args.policies, args.ratios, args.scores)
     for seed, epochs, rate, removed, ratio, score in rows:
         images = open_images(args.data, model=model, limit=args.images, seed=seed, workers=workers)
         config = ps.SearchConfig(

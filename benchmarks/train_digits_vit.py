@@ -1,6 +1,6 @@
 """Trains the bundled digits ViT and writes its weights: about ten minutes on two cores, no GPU needed.
 
-    python benchmarks/train_digits_vit.py --out src/patchslim/assets/digits_vit.safetensors
+python benchmarks/train_digits_vit.py --out src/patchslim/assets/digits_vit.safetensors
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def train(model: nn.Module, images: Tensor, labels: Tensor, epochs: int, batch_s
             logits = model(augment(images[index], generator))
             loss = F.cross_entropy(logits, labels[index], label_smoothing=0.1)
             optimizer.zero_grad()
-            loss.backward()  # type: ignore[no-untyped-call]
+            loss.backward()
             nn.utils.clip_grad_norm_(model.parameters(), 1.0)
             optimizer.step()
             schedule.step()

@@ -3,23 +3,22 @@
 import pytest
 import timm
 import torch
-from conftest import KINDS, make_host, make_images
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_plan import nested
 from timm.layers import set_fused_attn
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 import patchslim as ps
 from patchslim.plan import make_plan
+from small import KINDS, make_host, make_images, nested
 
 
 def counted(model: nn.Module, size: int = 32) -> int:
     """What torch counts per image, from two: two flops are one multiply-accumulate."""
     with FlopCounterMode(display=False) as counter:
         model(make_images(2, size))
-    flops = counter.get_total_flops()
+    flops: int = counter.get_total_flops()
     assert flops % 4 == 0
     return flops // 4
 
@@ -49,7 +48,7 @@ def test_slim_models_equal_the_counter(kind: str, data: st.DataObject) -> None:
     if info.readout in ("mean", "attention-pool"):
         kept = [sorted({0, *block}) for block in kept]
     for removed in ("drop", "carry"):
-        plan = make_plan(info, kept, removed)  # type: ignore[arg-type]
+        plan = make_plan(info, kept, removed)
         slim = ps.apply(model, plan)
         assert ps.count_macs(slim) == ps.count_macs(model, plan) == counted(slim)
 

@@ -5,23 +5,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import make_host
 from hypothesis import given
 from hypothesis import strategies as st
 
 import patchslim as ps
 from patchslim.plan import make_plan
+from small import make_host, nested
 
 HOST = make_host()
 INFO = ps.inspect(HOST)
-
-
-@st.composite
-def nested(draw: st.DrawFn, patches: int = INFO.patches, depth: int = INFO.depth) -> list[list[int]]:
-    """Nested patch lists."""
-    order = draw(st.permutations(range(patches)))
-    counts = sorted(draw(st.lists(st.integers(0, patches), min_size=depth, max_size=depth)), reverse=True)
-    return [order[:count] for count in counts]
 
 
 @given(nested())

@@ -86,9 +86,7 @@ def test_five_bad_ones_are_borne_and_six_are_not(tmp_path: Path) -> None:
     assert images.skipped == 5
     (tmp_path / "late-5.png").write_bytes(b"bad")
     images = open_images(tmp_path)
-    with pytest.raises(
-        DataError, match=r"6 of the first 16 images \(of 16\).*late-0\.png \(it is no image\)"
-    ):
+    with pytest.raises(DataError, match=r"6 of the first 16 images \(of 16\).*late-0\.png \(it is no image\)"):
         list(images.batches(4))
     assert images.skipped == 6
 

@@ -35,7 +35,7 @@ def only(images: Images) -> Tensor:
 
 
 def expected(photo: Path, mode: str = "RGB", **config: Any) -> Tensor:
-    create: Any = timm.data.create_transform  # type: ignore[attr-defined]
+    create: Any = timm.data.create_transform
     result: Tensor = create(**config, is_training=False)(Image.open(photo).convert(mode))
     return result
 
@@ -43,7 +43,7 @@ def expected(photo: Path, mode: str = "RGB", **config: Any) -> Tensor:
 @pytest.mark.parametrize("name", ["vit_tiny_patch16_224", "deit_tiny_patch16_224"])
 def test_equals_timm_exactly(photo: Path, name: str) -> None:
     model = timm.create_model(name, depth=1)
-    resolve: Any = timm.data.resolve_model_data_config  # type: ignore[attr-defined]
+    resolve: Any = timm.data.resolve_model_data_config
     images = open_images(photo.parent, model=model)
     assert torch.equal(only(images), expected(photo, **resolve(model)))
     assert images.image_size == (224, 224)
@@ -70,9 +70,7 @@ def test_one_channel(photo: Path) -> None:
     model = timm.create_model("deit_tiny_patch16_224", in_chans=1, img_size=32, depth=1)
     pixels = only(open_images(photo.parent, model=model))
     mean, std = (0.485 + 0.456 + 0.406) / 3, (0.229 + 0.224 + 0.225) / 3
-    wanted = expected(
-        photo, "L", input_size=32, mean=(mean,), std=(std,), crop_pct=0.9, interpolation="bicubic"
-    )
+    wanted = expected(photo, "L", input_size=32, mean=(mean,), std=(std,), crop_pct=0.9, interpolation="bicubic")
     assert pixels.shape == (1, 32, 32)
     assert torch.allclose(pixels, wanted, atol=1e-6)
     assert model(pixels[None]).shape == (1, 1000)

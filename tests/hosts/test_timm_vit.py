@@ -5,13 +5,13 @@ from typing import Any
 import pytest
 import timm
 import torch
-from conftest import make_host, make_images, relative
 from timm.models.vision_transformer import VisionTransformer
 from torch import nn
 
 import patchslim as ps
 from patchslim.hosts import open_host
 from patchslim.hosts.timm_spec import describe, rebuild
+from small import make_host, make_images, relative
 
 # One of every supported family, small enough for a test: the architecture stays, widths and depth shrink.
 SMALL = {"embed_dim": 48, "depth": 3, "num_heads": 3}

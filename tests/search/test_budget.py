@@ -3,13 +3,13 @@
 from typing import Any
 
 import pytest
-from conftest import make_host, make_images
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import patchslim as ps
 from patchslim.macs import macs_of_counts
 from patchslim.search.budget import host_macs, reachable, spend_rest
+from small import make_host, make_images
 
 
 @pytest.mark.parametrize("removed", ["drop", "carry"])

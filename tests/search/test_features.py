@@ -4,13 +4,13 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import make_host, make_images
 from torch import Tensor
 
 import patchslim as ps
 from patchslim.data import as_source
 from patchslim.hosts import open_host
 from patchslim.search.features import Features
+from small import make_host, make_images
 
 LAYER_BYTES = 4 * 17 * 24 * 4  # a batch of 4 images, 17 tokens, width 24, fp32
 

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import make_host, make_images, relative
 from torch import Tensor, nn
 
 import patchslim as ps
@@ -19,6 +18,7 @@ from patchslim.scores import radial_scores
 from patchslim.search.features import Features
 from patchslim.search.network import Network, Partial
 from patchslim.search.scoring import score_block
+from small import make_host, make_images, relative
 
 
 def config(**settings: Any) -> ps.SearchConfig:

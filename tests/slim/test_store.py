@@ -7,12 +7,11 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import make_host, make_images
 from safetensors.torch import load_file, save_file
-from test_sliced import slim_of
 
 import patchslim as ps
 from patchslim.slim import load_host
+from small import make_host, make_images, slim_of
 
 
 @torch.no_grad()
@@ -74,16 +73,18 @@ class Bomb:
     [
         ("config.json", b"{}", "does not belong"),
         ("config.json", b'{"format": "patchslim run", "version": 9}', "version 9"),
-        ("config.json", b'{"format": "patchslim run", "version": 1, "host": {}}', "does not describe a model"),
+        (
+            "config.json",
+            b'{"format": "patchslim run", "version": 1, "host": {}}',
+            "does not describe a model",
+        ),
         ("config.json", b"{", "not JSON"),
         ("model.safetensors", b"rubbish", "not a readable safetensors"),
         ("model.safetensors", pickle.dumps(Bomb()), "pickle"),
         ("plan.json", b"{}", "no version"),
     ],
 )
-def test_damage_is_told(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, content: bytes, words: str
-) -> None:
+def test_damage_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, content: bytes, words: str) -> None:
     monkeypatch.chdir(tmp_path)
     run = damaged(tmp_path, name, content)
     with pytest.raises(ps.PatchslimError, match=words):

@@ -32,7 +32,8 @@ Data = Annotated[
     ),
 ]
 Checkpoint = Annotated[
-    Path | None, typer.Option("--checkpoint", metavar="F", help="Weights: a safetensors file with the model's names.")
+    Path | None,
+    typer.Option("--checkpoint", metavar="F", help="Weights: a safetensors file with the model's names."),
 ]
 Pretrained = Annotated[bool, typer.Option("--pretrained", help="Take timm's pretrained weights.")]
 ImgSize = Annotated[int | None, typer.Option("--img-size", help="Image side in pixels, if not the model's own.")]

@@ -40,7 +40,12 @@ def demo(
     host = open_model("digits_vit", pretrained=True)
     console.print(f"Slimming {inspect(host)}")
     train = open_images("digits:train", model=host, limit=CALIBRATION_IMAGES)
-    started = {"demo": True, "model": "digits_vit", "settings": SETTINGS.as_dict(), "data": {"source": "digits:train"}}
+    started = {
+        "demo": True,
+        "model": "digits_vit",
+        "settings": SETTINGS.as_dict(),
+        "data": {"source": "digits:train"},
+    }
     metrics = run_slim(host, train, SETTINGS, out, started)
     slim = load(out)
     metrics |= measure(host, slim)

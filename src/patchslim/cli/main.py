@@ -11,6 +11,8 @@ from patchslim.cli import bench, demo, evaluate, inspect, slim
 from patchslim.errors import PatchslimError
 from patchslim.version import __version__
 
+INTERRUPTED = 130  # what typer makes of Ctrl-C
+
 app = typer.Typer(
     name="patchslim",
     help="Make a pretrained vision transformer faster by not computing the patches that don't matter.",
@@ -44,6 +46,8 @@ def main() -> None:
     """Run the command line and exit: 0 when done, 2 with one sentence on standard error when something is wrong."""
     try:
         code = app(standalone_mode=False)
+        if code == INTERRUPTED:
+            raise KeyboardInterrupt
     except PatchslimError as error:
         stop(str(error))
     except (KeyboardInterrupt, typer.Abort):

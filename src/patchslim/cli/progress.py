@@ -19,7 +19,12 @@ from patchslim.search.topdown import Listener
 @contextmanager
 def show_search(info: HostInfo, log: Path | None = None) -> Iterator[Listener]:
     """A listener that moves a bar block by block and, given a file, logs every event as a line of JSON."""
-    columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[now]}"), TimeElapsedColumn())
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TextColumn("{task.fields[now]}"),
+        TimeElapsedColumn(),
+    )
     with Progress(*columns, console=console, transient=True) as progress:
         task = progress.add_task("searching", total=info.depth, now="computing features")
         start = time.monotonic()
@@ -29,8 +34,9 @@ def show_search(info: HostInfo, log: Path | None = None) -> Iterator[Listener]:
                 with log.open("a", encoding="utf-8") as file:
                     file.write(json.dumps({"seconds": round(time.monotonic() - start, 3)} | dict(event)) + "\n")
             description, now, done = _words(event, info)
-            changes = {"description": description, "now": now, "completed": done}
-            progress.update(task, **{name: value for name, value in changes.items() if value is not None})
+            progress.update(task, description=description, completed=done)
+            if now is not None:
+                progress.update(task, now=now)
 
         yield listen
 
@@ -41,7 +47,11 @@ def _words(event: Mapping[str, Any], info: HostInfo) -> tuple[str | None, str | 
     if kind == "tolerance":
         return f"tolerance {event['tolerance']:.3g}", None, 0
     if kind == "block":
-        return "tuning" if event["tune"] else None, f"block {event['block']}: scoring", info.depth - event["block"]
+        return (
+            "tuning" if event["tune"] else None,
+            f"block {event['block']}: scoring",
+            info.depth - event["block"],
+        )
     if kind == "error":
         return None, f"block {event['block']}: {event['patches']} patches, error {event['error']:.3g}", None
     return None, None, None

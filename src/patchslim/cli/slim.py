@@ -35,14 +35,15 @@ from patchslim.files import read_json, write_json
 from patchslim.hosts import inspect
 from patchslim.hosts.weights import weights_fingerprint
 from patchslim.macs import count_macs
-from patchslim.plan import SlimPlan
+from patchslim.plan import Removed, SlimPlan
 from patchslim.search import SearchConfig, search
 from patchslim.search.budget import check_reachable, host_macs
+from patchslim.search.config import Score
 from patchslim.search.ledger import LEDGER
 from patchslim.slim import apply
-from patchslim.slim.store import METRICS, PLAN, holds_run, write_run
+from patchslim.slim.store import CONFIG, METRICS, PLAN, SEARCH, holds_run, write_run
 
-SEARCH, STARTED, LOG = "search", "started.json", "log.jsonl"
+STARTED, LOG = "started.json", "log.jsonl"
 
 
 def slim(
@@ -53,12 +54,10 @@ def slim(
     out: Annotated[Path | None, typer.Option("--out", metavar="RUN", help="Run folder [runs/MODEL].")] = None,
     tolerance: Annotated[float | None, typer.Option("--tolerance", help="Error allowed per block [0.01].")] = None,
     target_macs: Annotated[float | None, typer.Option("--target-macs", help="MACs to keep, e.g. 0.6.")] = None,
-    score: Annotated[
-        str, typer.Option("--score", help="Ranks patches: impact, attention, random, radial, uniform.")
-    ] = "impact",
+    score: Annotated[Score, typer.Option("--score", help="What ranks the patches.")] = "impact",
     select: Annotated[str, typer.Option("--select", help="static: the same patches for every image.")] = "static",
     removed: Annotated[
-        str, typer.Option("--removed", help="Removed patches: drop, or carry along as keys and values.")
+        Removed, typer.Option("--removed", help="Removed patches: dropped, or carried along as keys and values.")
     ] = "drop",
     images: Annotated[int, typer.Option("--images", min=1, help="Calibration images to use.")] = 256,
     step: Annotated[int, typer.Option("--step", min=1, help="Patches added at a time.")] = 10,
@@ -78,8 +77,8 @@ def slim(
     config = SearchConfig(
         tolerance=tolerance,
         target_macs=target_macs,
-        score=score,  # type: ignore[arg-type]  (checked by SearchConfig)
-        removed=removed,  # type: ignore[arg-type]
+        score=score,
+        removed=removed,
         step=step,
         tune_epochs=tune_epochs,
         learning_rate=learning_rate,
@@ -114,7 +113,7 @@ def check_folder(folder: Path, resume: bool) -> None:
         raise RunError(f"{folder} is a file; choose another run folder with --out.")
     if resume or not folder.exists():
         return
-    if holds_run(folder) or (folder / SEARCH).exists():
+    if holds_run(folder):
         raise RunError(f"{folder} already holds a run; go on with --resume, or choose another folder with --out.")
     if any(folder.iterdir()):
         raise RunError(f"{folder} is not empty; choose another run folder with --out.")
@@ -153,7 +152,7 @@ def run_slim(
 
 def check_same(folder: Path, started: dict[str, Any]) -> None:
     """Raise RunError when the folder's run was started with another model, other settings or other images."""
-    path = folder / SEARCH / STARTED if (folder / SEARCH).exists() else folder / "config.json"
+    path = folder / SEARCH / STARTED if (folder / SEARCH).exists() else folder / CONFIG
     if not path.exists():
         return
     before = read_json(path, RunError, "run's settings")

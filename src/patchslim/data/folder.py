@@ -1,12 +1,10 @@
 """Images in a folder: one folder per class, or flat and unlabelled."""
 
-import importlib
 import os
 import re
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from patchslim.data.decode import read_file
 from patchslim.data.items import Item, Listing, is_image_name
@@ -48,8 +46,9 @@ def class_labels(names: list[str], filled: set[str]) -> dict[str, int]:
 def _imagenet_labels(names: set[str]) -> dict[str, int] | None:
     if not all(re.fullmatch(r"n\d{8}", name) for name in names):
         return None
-    timm_data: Any = importlib.import_module("timm.data")  # late: slow to import, and few folders need it
-    index = {str(wnid): i for i, wnid in enumerate(timm_data.ImageNetInfo().label_names())}
+    from timm.data import ImageNetInfo  # late: slow to import, and few folders need it
+
+    index = {str(wnid): i for i, wnid in enumerate(ImageNetInfo().label_names())}
     return {name: index[name] for name in names} if names <= index.keys() else None
 
 

@@ -86,14 +86,10 @@ class Images:
     def picture(self, index: int) -> Tensor:
         """Give the image at `index` as the model sees it, resized and cropped: (3, H, W) uint8."""
         if not 0 <= index < len(self):
-            raise DataError(
-                f"There is no image {index} in {self.name}; give an index from 0 to {len(self) - 1}."
-            )
+            raise DataError(f"There is no image {index} in {self.name}; give an index from 0 to {len(self) - 1}.")
         reading = read_item(self._items[index], self._transform)
         if reading.image is None:
-            raise DataError(
-                f"Image {index} in {self.name}, {reading.name}, is bad ({reading.reason}); take another."
-            )
+            raise DataError(f"Image {index} in {self.name}, {reading.name}, is bad ({reading.reason}); take another.")
         return self._transform.undo(reading.image)
 
     def _pass(self, batch_size: int) -> Iterator[tuple[Tensor, Tensor]]:

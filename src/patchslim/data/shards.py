@@ -45,9 +45,7 @@ def _expand(source: str) -> Iterator[str]:
         for pattern in braceexpand(source):
             yield from _matches(pattern)
     except ValueError as problem:
-        raise DataError(
-            f"The braces in {source} don't match; write it like shards-{{0000..0003}}.tar."
-        ) from problem
+        raise DataError(f"The braces in {source} don't match; write it like shards-{{0000..0003}}.tar.") from problem
 
 
 def _matches(pattern: str) -> list[str]:
@@ -120,9 +118,7 @@ def _read_label(path: str, tar: tarfile.TarFile, member: tarfile.TarInfo) -> int
     file = tar.extractfile(member)
     text = file.read(_LONGEST_LABEL).strip() if file is not None else b""
     if not text.removeprefix(b"-").isdigit() or len(text) > 18:
-        raise DataError(
-            f"{member.name} in the shard {path} is no class number; write the class index as text."
-        )
+        raise DataError(f"{member.name} in the shard {path} is no class number; write the class index as text.")
     return max(int(text), -1)
 
 

@@ -45,13 +45,9 @@ class TensorImages:
 def tensor_images(images: Tensor, labels: Tensor | None = None) -> TensorImages:
     """Wrap images (K, C, H, W), and labels (K,) where known, that are normalised for the model already."""
     if images.dim() != 4 or 0 in images.shape:
-        raise DataError(
-            f"The images have the shape {tuple(images.shape)}; give a tensor (K, C, H, W) with K > 0."
-        )
+        raise DataError(f"The images have the shape {tuple(images.shape)}; give a tensor (K, C, H, W) with K > 0.")
     if not images.is_floating_point():
-        raise DataError(
-            f"The images are {images.dtype}; give floats, normalised the way the model wants them."
-        )
+        raise DataError(f"The images are {images.dtype}; give floats, normalised the way the model wants them.")
     images = images.detach().float()
     if not bool(images.isfinite().all()):
         raise DataError("The images hold values that are not finite; remove the infinities and NaNs.")

@@ -1,6 +1,5 @@
 """From a picture to the tensor a model expects, with timm's own evaluation transform."""
 
-import importlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -55,8 +54,7 @@ def data_config(model: nn.Module) -> dict[str, Any]:
     channels = _channels(model, int(config["input_size"][0]))
     if channels not in (1, 3):
         raise DataError(
-            f"The model takes images of {channels} channels, but image files give 1 or 3; "
-            "pass the images as a tensor."
+            f"The model takes images of {channels} channels, but image files give 1 or 3; pass the images as a tensor."
         )
     config["input_size"] = (channels, *_image_size(model, config["input_size"][-2:]))
     config["mean"] = _per_channel(config["mean"], channels)
@@ -70,7 +68,9 @@ def to_tensor(image: Image.Image) -> Tensor:
 
 
 def _timm_data() -> Any:
-    return importlib.import_module("timm.data")  # late: timm is slow to import
+    import timm.data  # late: timm is slow to import
+
+    return timm.data
 
 
 def _image_size(model: nn.Module, otherwise: Sequence[int]) -> tuple[int, int]:

@@ -35,7 +35,7 @@ default_cfgs = generate_default_cfgs(
 )
 
 
-@register_model
+@register_model  # type: ignore[untyped-decorator]
 def digits_vit(pretrained: bool = False, **kwargs: Any) -> nn.Module:
     """A ViT of 6 blocks, width 96, for ten digits in 32×32 pixels."""
     settings: dict[str, Any] = {

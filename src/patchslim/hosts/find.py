@@ -28,4 +28,6 @@ def rebuild_host(spec: Mapping[str, Any]) -> nn.Module:
     try:
         return rebuild(spec)
     except (KeyError, TypeError, ValueError, AssertionError) as error:
-        raise RunError(f"The run's config.json does not describe a model this patchslim can build: {error!r}.") from None
+        raise RunError(
+            f"The run's config.json does not describe a model this patchslim can build: {error!r}."
+        ) from None

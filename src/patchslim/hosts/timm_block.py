@@ -45,8 +45,9 @@ def attend(attn: Any, y: Tensor, n: int) -> Tensor:
 def attention_map(block: Any, x: Tensor, n: int) -> Tensor:
     """P_l^h of the first `n` tokens over all: x (B, n_in, d) → (B, H, n, n_in), in at least fp32."""
     q, k, _ = project(block.attn, block.norm1(x), n)
-    logits = q * block.attn.scale @ k.transpose(-2, -1)
-    return logits.to(torch.promote_types(logits.dtype, torch.float32)).softmax(dim=-1)
+    logits: Tensor = q * block.attn.scale @ k.transpose(-2, -1)
+    wide = torch.promote_types(logits.dtype, torch.float32)
+    return logits.to(wide).softmax(dim=-1)
 
 
 def run_block(block: Any, x: Tensor, n: int, carry: bool = False) -> Tensor:

@@ -27,7 +27,16 @@ from torch import nn
 from patchslim.errors import UnsupportedModel
 
 # Layers that treat every token by itself, so that leaving tokens out can't change the others.
-NORMS = (nn.LayerNorm, LayerNorm, LayerNormFp32, RmsNorm, RmsNormFp32, SimpleNorm, SimpleNormFp32, nn.Identity)
+NORMS = (
+    nn.LayerNorm,
+    LayerNorm,
+    LayerNormFp32,
+    RmsNorm,
+    RmsNormFp32,
+    SimpleNorm,
+    SimpleNormFp32,
+    nn.Identity,
+)
 MLPS = (Mlp, GluMlp, SwiGLU)
 SCALES = (LayerScale, nn.Identity)
 PATHS = (DropPath, nn.Identity)
@@ -69,7 +78,8 @@ def _refuse(part: str, reason: str) -> UnsupportedModel:
 def _check_outside(model: Any) -> None:
     if type(model.patch_embed) is not PatchEmbed:
         raise _refuse(
-            f"patch embedding {type(model.patch_embed).__name__}", "only a plain PatchEmbed (no hybrid stem) is"
+            f"patch embedding {type(model.patch_embed).__name__}",
+            "only a plain PatchEmbed (no hybrid stem) is",
         )
     if not isinstance(model.patch_drop, nn.Identity):
         raise _refuse("patch dropout", "make the model with patch_drop_rate=0")
@@ -79,9 +89,7 @@ def _check_outside(model: Any) -> None:
     if pool is not None and (type(pool) is not AttentionPoolLatent or pool.pos_embed is not None):
         raise _refuse(f"pool {type(pool).__name__}", "only class, mean and latent-attention pooling are reproduced")
     if pool is None and model.global_pool not in ("token", "avg"):
-        raise _refuse(
-            f"pooling {model.global_pool!r}", "only class, mean and latent-attention pooling are reproduced"
-        )
+        raise _refuse(f"pooling {model.global_pool!r}", "only class, mean and latent-attention pooling are reproduced")
 
 
 def _check_block(block: Any, index: int) -> None:

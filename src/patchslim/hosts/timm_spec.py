@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from timm.layers import GluMlp, Mlp, PatchEmbed, RmsNorm, SwiGLU, get_act_layer
+from timm.layers import GluMlp, Mlp, PatchEmbed, SwiGLU, get_act_layer
 from timm.layers import norm as timm_norms
 from timm.models.deit import VisionTransformerDistilled
 from timm.models.vision_transformer import VisionTransformer
@@ -110,7 +110,7 @@ def _listed(value: Any) -> Any:
 def _plain(model: nn.Module) -> dict[str, Any]:
     """Settings that repr does not show."""
     public = {k: v for k, v in vars(model).items() if not k.startswith("_") and isinstance(v, (bool, int, str))}
-    embed: PatchEmbed = model.patch_embed  # type: ignore[assignment]
+    embed: PatchEmbed = model.patch_embed
     shapes = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
     skipped = ("training", "grad_checkpointing", "weight_init_mode", "fix_init", "distilled_training")
     return {k: v for k, v in public.items() if k not in skipped} | shapes | {"size": embed.img_size}
@@ -142,10 +142,7 @@ def _activation_name(activation: nn.Module) -> str:
 
 
 def _norm_spec(norm: Any) -> dict[str, Any]:
-    if isinstance(norm, RmsNorm) or type(norm) is not nn.LayerNorm:
-        name = type(norm).__name__
-    else:
-        name = "torch.LayerNorm"
+    name = "torch.LayerNorm" if type(norm) is nn.LayerNorm else type(norm).__name__
     if name not in NORMS:
         raise UnsupportedModel(f"The norm {name} can't be written to a run folder.")
     return {"class": name, "eps": norm.eps}

@@ -39,8 +39,7 @@ def time_side_by_side(
 ) -> list[Timing]:
     """Time models on one batch in turns, so that a slow moment of the machine falls on all of them alike.
 
-    `seconds` is spent on each model, after warming up. Half precision converts copies of neither: it runs under
-    autocast on the CPU and with converted weights nowhere, so the models stay as they are.
+    `seconds` is spent on each model, after warming up. Lower precision is autocast: the models stay as they are.
     """
     calls = [_prepare(model, batch, dtype, compile_models) for model in models]
     for call in calls:
@@ -70,12 +69,16 @@ def _prepare(model: nn.Module, batch: Tensor, dtype: str, compile_model: bool) -
 
 
 def _seconds(call: Callable[[], Any], device: torch.device) -> float:
-    wait = torch.cuda.synchronize if device.type == "cuda" else lambda: None
-    wait()
+    _wait(device)
     start = time.perf_counter()
     call()
-    wait()
+    _wait(device)
     return time.perf_counter() - start
+
+
+def _wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
 
 
 def _timing(times: list[float]) -> Timing:

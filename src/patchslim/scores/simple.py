@@ -1,4 +1,4 @@
-"""Scores that know less than the impact score: the paper's two ablations, and two fixed patterns. Higher stays longer."""
+"""Scores that know less than the impact score: the paper's two ablations and two fixed patterns. High ones stay."""
 
 from __future__ import annotations
 
@@ -25,7 +25,8 @@ def positions(grid: tuple[int, int]) -> Tensor:
 
 def radial_scores(grid: tuple[int, int]) -> Tensor:
     """Near the centre first: (N,)."""
-    return -positions(grid).norm(dim=1)
+    distance: Tensor = torch.linalg.vector_norm(positions(grid), dim=1)
+    return -distance
 
 
 def uniform_scores(grid: tuple[int, int]) -> Tensor:
@@ -33,10 +34,10 @@ def uniform_scores(grid: tuple[int, int]) -> Tensor:
     places = positions(grid)
     nearest = torch.full((len(places),), torch.inf, dtype=torch.float64)
     scores = torch.empty(len(places))
-    current = int(places.norm(dim=1).argmin())
+    current = int(torch.linalg.vector_norm(places, dim=1).argmin())
     for rank in range(len(places)):
         scores[current] = -rank
-        nearest = torch.minimum(nearest, (places - places[current]).norm(dim=1))
+        nearest = torch.minimum(nearest, torch.linalg.vector_norm(places - places[current], dim=1))
         nearest[current] = -1.0
         current = int(nearest.argmax())
     return scores

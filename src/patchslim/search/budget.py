@@ -47,8 +47,7 @@ def bisect_tolerance(search: TopDown, target: float) -> tuple[float, Partial]:
     info, removed = search.host.info, search.config.removed
     budget = int(target * host_macs(info))
     too_small: float | None = None
-    enough: float | None = None
-    found: Partial | None = None
+    found: tuple[float, Partial] | None = None
     guess = FIRST_GUESS
     while True:
         search.listen({"event": "tolerance", "tolerance": 10**guess})
@@ -56,20 +55,20 @@ def bisect_tolerance(search: TopDown, target: float) -> tuple[float, Partial]:
         if partial is None:
             too_small = guess
         else:
-            enough, found = guess, partial
+            found = guess, partial
             ratio = search.least_macs(partial, 1) / host_macs(info)
             search.listen({"event": "ratio", "tolerance": 10**guess, "macs_ratio": ratio})
             if ratio >= min(target, reachable(info, removed)[1]) - CLOSE:
                 break
-        if too_small is not None and enough is not None and enough - too_small < FINEST:
-            break
-        if enough is None:
+        if found is None:
             guess += STRIDE
         elif too_small is None:
             guess -= STRIDE
+        elif found[0] - too_small < FINEST:
+            break
         else:
-            guess = (too_small + enough) / 2
-    return 10**enough, found
+            guess = (too_small + found[0]) / 2
+    return 10 ** found[0], found[1]
 
 
 def spend_rest(

@@ -22,9 +22,7 @@ from patchslim.search.network import Network, Partial
 MAP_BYTES = 2**30  # attention maps held at once while scoring
 
 
-def score_block(
-    network: Network, features: Features, partial: Partial, layer: int, config: SearchConfig
-) -> Tensor:
+def score_block(network: Network, features: Features, partial: Partial, layer: int, config: SearchConfig) -> Tensor:
     """s_l over the patches, higher stays longer: (N,) on the CPU."""
     info = network.info
     if config.score == "random":

@@ -25,9 +25,7 @@ Listener = Callable[[Mapping[str, Any]], None]
 class TopDown:
     """Decides the blocks of one host one by one, from the last to the first, remembering every decision."""
 
-    def __init__(
-        self, host: Host, features: Features, config: SearchConfig, ledger: Ledger, listen: Listener
-    ) -> None:
+    def __init__(self, host: Host, features: Features, config: SearchConfig, ledger: Ledger, listen: Listener) -> None:
         self.host, self.features, self.config = host, features, config
         self.ledger, self.listen = ledger, listen
         self.network = Network(host, config.removed)
@@ -65,9 +63,7 @@ class TopDown:
         counts = [partial.counts[max(layer, block)] for block in range(1, self.host.info.depth + 1)]
         return macs_of_counts(self.host.info, counts, self.config.removed)
 
-    def _decide(
-        self, partial: Partial, layer: int, tune: bool, given: int | None, tolerance: float
-    ) -> Partial:
+    def _decide(self, partial: Partial, layer: int, tune: bool, given: int | None, tolerance: float) -> Partial:
         """Lines 3 to 10 for one block."""
         key: Key = (layer, partial.key(), tune, given, tolerance if tune else None)
         entry = self.ledger.get(key) or {}
@@ -137,9 +133,7 @@ class TopDown:
         return error
 
     @torch.no_grad()
-    def _error(
-        self, partial: Partial, layer: int, order: list[int], count: int, block: nn.Module | None
-    ) -> float:
+    def _error(self, partial: Partial, layer: int, order: list[int], count: int, block: nn.Module | None) -> float:
         """Line 8: E_{l+1}, averaged over the images."""
         error = self._output_error(partial, layer, order, count)
         batches = self.features.batches(*self._layers(layer))
@@ -151,9 +145,7 @@ class TopDown:
             )
         return value
 
-    def _tuned(
-        self, partial: Partial, layer: int, order: list[int], count: int, block: nn.Module
-    ) -> nn.Module:
+    def _tuned(self, partial: Partial, layer: int, order: list[int], count: int, block: nn.Module) -> nn.Module:
         """Line 7, never for the worse: a block that tuning did not help stays as it was."""
         tuned = tune_block(
             block,

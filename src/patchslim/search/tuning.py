@@ -24,7 +24,7 @@ def tune_block(block: nn.Module, loss: Loss, batches: Batches, config: SearchCon
             for batch in batches():
                 error = loss(tuned, batch).mean()
                 optimizer.zero_grad()
-                error.backward()  # type: ignore[no-untyped-call]
+                error.backward()
                 optimizer.step()
     for own, parameter in zip(tuned.parameters(), block.parameters(), strict=True):
         own.requires_grad_(parameter.requires_grad)

@@ -1,7 +1,7 @@
 """The slim model: the host with blocks that really compute fewer tokens.
 
-Patches are sorted once, by how long they stay. Each block's kept set is then a prefix, and slimming is a slice: no index
-tensor after the entrance, nothing for a compiler or an exporter to trip over.
+Patches are sorted once, by how long they stay. Each block's kept set is then a prefix, and slimming is a slice: no
+index tensor after the entrance, nothing for a compiler or an exporter to trip over.
 """
 
 from __future__ import annotations

@@ -21,6 +21,7 @@ from patchslim.slim.sliced import apply, is_slim
 from patchslim.version import __version__
 
 CONFIG, PLAN, WEIGHTS, METRICS = "config.json", "plan.json", "model.safetensors", "metrics.json"
+SEARCH = "search"  # a search's memory; gone once the run is whole
 RUN_VERSION = 1
 
 
@@ -36,7 +37,7 @@ def versions() -> dict[str, str]:
 
 def holds_run(path: Path) -> bool:
     """Whether a folder holds a run, finished or not."""
-    return any((path / name).exists() for name in (CONFIG, PLAN, WEIGHTS))
+    return any((path / name).exists() for name in (CONFIG, PLAN, WEIGHTS, SEARCH))
 
 
 def save(
@@ -79,6 +80,8 @@ def read_config(folder: Path) -> dict[str, Any]:
     """A run's config.json, of a version this patchslim reads."""
     if not folder.is_dir():
         raise RunError(f"There is no run folder at {folder}.")
+    if (folder / SEARCH).exists() or ((folder / CONFIG).exists() and not (folder / PLAN).exists()):
+        raise RunError(f"The run in {folder} is not finished; go on with `patchslim slim … --out {folder} --resume`.")
     config = read_json(folder / CONFIG, RunError, "run's config")
     if config.get("format") != "patchslim run":
         raise RunError(f"{folder / CONFIG} does not belong to a patchslim run.")
@@ -93,8 +96,6 @@ def load_host(path: str | Path) -> nn.Module:
     """The unslimmed host of a run, with the run's weights, in eval mode."""
     folder = Path(path)
     config = read_config(folder)
-    if not (folder / PLAN).exists():
-        raise RunError(f"The run in {folder} is not finished; go on with `patchslim slim … --out {folder} --resume`.")
     host = rebuild_host(config["host"])
     load_weights_(host, folder / WEIGHTS)
     return host.eval()

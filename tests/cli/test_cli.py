@@ -1,0 +1,253 @@
+"""The command line from a user's side: results on standard output, one sentence and exit code 2 on mistakes."""
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import timm
+import torch
+from PIL import Image
+from safetensors.torch import save_file
+
+import patchslim as ps
+from patchslim.cli.main import main
+
+Run = Callable[..., tuple[int, str, str]]
+DIGITS = ("digits_vit", "--pretrained", "--data", "digits", "--images", "48", "--batch-size", "16", "--device", "cpu")
+QUICK = ("--target-macs", "0.5", "--step", "8", "--tune-epochs", "0")
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Run:
+    """Call the command line in an empty folder; returns exit code, standard output and standard error."""
+    monkeypatch.chdir(tmp_path)
+
+    def call(*words: str) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["patchslim", *words])
+        with pytest.raises(SystemExit) as exited:
+            main()
+        captured = capsys.readouterr()
+        code = exited.value.code
+        return code if isinstance(code, int) else 0, captured.out, captured.err
+
+    return call
+
+
+def refused(result: tuple[int, str, str], words: str) -> None:
+    """Check for exit code 2, nothing on standard output, and one clear line at the end."""
+    code, out, err = result
+    assert code == 2, err
+    assert out == ""
+    last = err.strip().splitlines()[-1]
+    assert last.startswith("patchslim: ")
+    assert words in last, last
+    assert "Traceback" not in err
+
+
+def image_folder(path: Path, count: int = 3) -> Path:
+    """A flat folder of small pictures."""
+    path.mkdir(parents=True)
+    for i in range(count):
+        Image.new("RGB", (40, 30), (i * 40, 99, 10)).save(path / f"{i}.png")
+    return path
+
+
+def test_slim_eval_bench(run: Run, tmp_path: Path) -> None:
+    code, out, _ = run("slim", *DIGITS, *QUICK, "--out", "a", "--json")
+    slimmed = json.loads(out)
+    assert code == 0
+    assert slimmed["macs_ratio"] <= 0.5
+    names = {path.name for path in (tmp_path / "a").iterdir()}
+    assert names == {"config.json", "plan.json", "model.safetensors", "metrics.json", "log.jsonl"}
+    config = json.loads((tmp_path / "a" / "config.json").read_text())
+    assert config["settings"]["target_macs"] == 0.5
+    assert config["settings"]["seed"] == 0
+    assert config["images"]["count"] == 48
+    assert {"patchslim", "torch", "timm", "python"} <= config["versions"].keys()
+    for line in (tmp_path / "a" / "log.jsonl").read_text().splitlines():
+        assert "event" in json.loads(line)
+
+    code, out, _ = run("eval", "a", "--data", "digits", "--limit", "100", "--json", "--device", "cpu")
+    found = json.loads(out)
+    assert found.keys() >= {"top1", "top5", "images", "macs", "macs_ratio"}
+    assert found["images"] == 100
+    assert found["macs"] == slimmed["macs"]
+
+    code, out, _ = run("eval", "digits_vit", "--pretrained", "--data", "digits", "--json", "--device", "cpu")
+    base = json.loads(out)
+    assert base["images"] == 500
+    assert base["macs_ratio"] == 1
+    assert base["top1"] > 98
+
+    code, out, _ = run("bench", "a", "--batch-size", "2", "--seconds", "0.1", "--json", "--device", "cpu")
+    speed = json.loads(out)
+    assert speed.keys() >= {"throughput", "baseline_throughput", "speedup", "ideal_speedup"}
+    assert speed["ideal_speedup"] == pytest.approx(1 / slimmed["macs_ratio"])
+    assert speed["speedup"] == pytest.approx(speed["throughput"] / speed["baseline_throughput"])
+
+
+def test_text_output_for_people(run: Run) -> None:
+    code, out, _ = run("slim", *DIGITS, *QUICK, "--out", "a")
+    assert code == 0
+    assert "patches per block" in out
+    code, out, _ = run("inspect", "a")
+    assert code == 0
+    assert "readout  class" in out
+
+
+def test_resume_and_folders_that_hold_something(run: Run, tmp_path: Path) -> None:
+    command = ("slim", *DIGITS, *QUICK, "--out", "a")
+    assert run(*command)[0] == 0
+    before = {path.name: path.read_bytes() for path in (tmp_path / "a").iterdir()}
+    refused(run(*command), "already holds a run")
+    code, out, _ = run(*command, "--resume", "--json")
+    assert code == 0
+    assert json.loads(out)["macs_ratio"] <= 0.5
+    refused(run(*command, "--resume", "--seed", "1"), "started with another settings (seed 0, now 1)")
+    assert {path.name: path.read_bytes() for path in (tmp_path / "a").iterdir()} == before
+    (tmp_path / "b").mkdir()
+    (tmp_path / "b" / "thesis.txt").write_text("mine")
+    refused(run(*command[:-1], "b"), "not empty")
+    (tmp_path / "c").write_text("mine")
+    refused(run(*command[:-1], "c"), "is a file")
+    assert (tmp_path / "b" / "thesis.txt").read_text() == "mine"
+
+
+def test_inspect(run: Run) -> None:
+    code, out, _ = run("inspect", "deit_tiny_patch16_224", "--json")
+    found = json.loads(out)
+    assert code == 0
+    assert (found["depth"], found["patches"], found["readout"], found["macs"]) == (12, 196, "class", 1253683200)
+    code, out, _ = run("inspect", "deit_tiny_patch16_224", "--img-size", "384", "--json")
+    assert json.loads(out)["patches"] == 576
+    refused(run("inspect", "swin_tiny_patch4_window7_224", "--json"), "SwinTransformer")
+    refused(run("inspect", "deit_tiny_patch16_225"), "did you mean deit_tiny_patch16_224?")
+
+
+@pytest.mark.parametrize(
+    ("data", "words"),
+    [("nowhere", "nowhere"), ("empty", "empty"), ("fake.tar", "fake.tar"), ("hf:cifar10", "hf:cifar10")],
+)
+def test_bad_data_leaves_nothing_behind(run: Run, tmp_path: Path, data: str, words: str) -> None:
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "fake.tar").write_text("no tar")
+    refused(run("slim", "digits_vit", "--data", data, "--out", "a"), words)
+    assert not (tmp_path / "a").exists()
+
+
+def test_only_bad_images(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "images").mkdir()
+    for i in range(3):
+        (tmp_path / "images" / f"{i}.jpg").write_bytes(b"broken")
+    refused(run("slim", "digits_vit", "--data", "images", "--out", "a"), "images")
+    assert not (tmp_path / "a").exists()
+
+
+def test_some_bad_images_are_counted(run: Run, tmp_path: Path) -> None:
+    folder = image_folder(tmp_path / "images", 6)
+    (folder / "broken.jpg").write_bytes(b"broken")
+    code, out, err = run("slim", "digits_vit", "--data", "images", *QUICK, "--out", "a", "--json", "--device", "cpu")
+    assert code == 0
+    assert json.loads(out)["skipped_images"] == 1
+    assert "1 of 7 images could not be read" in err
+    assert "random weights" in err
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (("--target-macs", "1.5"), "between 0 and 1"),
+        (("--target-macs", "0.001"), "anything from"),
+        (("--tolerance", "-1"), "tolerance"),
+        (("--tolerance", "0.1", "--target-macs", "0.5"), "not both"),
+        (("--score", "luck"), "--score"),
+        (("--removed", "burn"), "--removed"),
+        (("--select", "sometimes"), "--select"),
+        (("--images", "0"), "--images"),
+        (("--device", "quantum"), "--device cpu"),
+        (("--nonsense",), "--nonsense"),
+        (("--checkpoint", "none.safetensors"), "none.safetensors"),
+    ],
+)
+def test_bad_options(run: Run, tmp_path: Path, options: tuple[str, ...], words: str) -> None:
+    refused(run("slim", "digits_vit", "--data", "digits", "--out", "a", *options), words)
+    assert not (tmp_path / "a").exists()
+
+
+def test_bad_checkpoints(run: Run, tmp_path: Path) -> None:
+    good = timm.create_model("digits_vit").state_dict()
+    files: dict[str, tuple[Any, str]] = {
+        "keys": ({name: value for name, value in good.items() if "norm1" not in name}, "lacks"),
+        "more": (good | {"extra": torch.zeros(1)}, "unknown extra"),
+        "shapes": (good | {"pos_embed": torch.zeros(1, 17, 96)}, "shape"),
+        "nan": (good | {"norm.bias": torch.full((96,), torch.nan)}, "NaN"),
+    }
+    for name, (weights, words) in files.items():
+        save_file(weights, tmp_path / f"{name}.safetensors")
+        checkpoint = ("--checkpoint", f"{name}.safetensors")
+        refused(run("slim", "digits_vit", "--data", "digits", "--out", "a", *checkpoint), words)
+        refused(run("eval", "digits_vit", "--data", "digits", *checkpoint), words)
+    torch.save(good, tmp_path / "model.pth")
+    refused(run("slim", "digits_vit", "--data", "digits", "--out", "a", "--checkpoint", "model.pth"), "pickle")
+    assert not (tmp_path / "a").exists()
+
+
+def test_a_checkpoint_brings_its_own_number_of_classes(run: Run, tmp_path: Path) -> None:
+    save_file(timm.create_model("digits_vit", num_classes=3).state_dict(), tmp_path / "mine.safetensors")
+    code, out, _ = run("inspect", "digits_vit", "--checkpoint", "mine.safetensors", "--json")
+    assert code == 0
+    assert json.loads(out)["classes"] == 3
+
+
+def test_eval_needs_labels_that_fit(run: Run, tmp_path: Path) -> None:
+    image_folder(tmp_path / "flat")
+    refused(run("eval", "digits_vit", "--data", "flat"), "no labels")
+    image_folder(tmp_path / "classes" / "12")
+    refused(run("eval", "digits_vit", "--data", "classes"), "label 12")
+    refused(run("eval", "nowhere", "--data", "flat"), "nowhere")
+    refused(run("eval", "flat", "--data", "flat"), "holds no run")
+    refused(run("bench", "nowhere"), "no run folder")
+
+
+def test_a_full_disk_is_told(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*args: Any, **kwargs: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    store = sys.modules["patchslim.slim.store"]  # patchslim.slim, the verb, hides the package of that name
+    monkeypatch.setattr(store, "save_file", full)
+    refused(run("slim", *DIGITS, *QUICK, "--out", "a"), "No space left on device")
+    monkeypatch.undo()
+    assert not (Path("a") / "plan.json").exists()
+
+
+def test_ctrl_c_is_told_and_resumable(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from patchslim.search.topdown import TopDown
+
+    decide, calls = TopDown._decide, [0]
+
+    def interrupted(self: TopDown, *args: Any) -> Any:
+        calls[0] += 1
+        if calls[0] == 4:
+            raise KeyboardInterrupt
+        return decide(self, *args)
+
+    command = ("slim", *DIGITS, *QUICK, "--out", "a")
+    with monkeypatch.context() as patch:
+        patch.setattr(TopDown, "_decide", interrupted)
+        refused(run(*command), "--resume")
+    refused(run(*command), "already holds a run")
+    refused(run("eval", "a", "--data", "digits"), "not finished")
+    assert run(*command, "--resume")[0] == 0
+    assert run(*command[:-1], "b")[0] == 0
+    assert (tmp_path / "a" / "plan.json").read_bytes() == (tmp_path / "b" / "plan.json").read_bytes()
+
+
+def test_help_and_version(run: Run) -> None:
+    assert run("--version")[1].strip() == ps.__version__
+    for command in ("demo", "inspect", "slim", "eval", "bench"):
+        code, out, _ = run(command, "--help")
+        assert code == 0
+        assert "--json" in out
