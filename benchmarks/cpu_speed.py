@@ -15,8 +15,8 @@ import timm
 import torch
 
 import patchslim as ps
-from patchslim.cli.bench import compare
 from patchslim.files import write_json
+from patchslim.measure import compare
 
 
 def main() -> None:

@@ -20,11 +20,10 @@ import torch
 from torch import nn
 
 import patchslim as ps
-from patchslim.cli.bench import device_name
 from patchslim.cli.common import open_device, open_model, workers_for
 from patchslim.data import ImageSource, open_images, tensor_images
 from patchslim.files import write_json
-from patchslim.measure import evaluate
+from patchslim.measure import device_name, evaluate
 
 
 def parse() -> argparse.Namespace:
@@ -37,6 +36,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--scores", nargs="+", default=["impact", "attention", "random", "radial", "uniform"])
     parser.add_argument("--ratios", nargs="+", type=float, default=[0.6, 0.52])
+    parser.add_argument("--tolerances", nargs="+", type=float, help="instead of ratios")
     parser.add_argument("--policies", nargs="+", default=["drop", "carry"])
     parser.add_argument("--tune-epochs", nargs="+", type=int, default=[0])
     parser.add_argument("--learning-rates", nargs="+", type=float, default=[ps.SearchConfig.learning_rate])
@@ -59,7 +59,10 @@ def measure(model: nn.Module, images: ImageSource, val: ImageSource, config: ps.
     seconds = time.monotonic() - start
     found = evaluate(ps.apply(model, plan, tuned), val, 200)
     return {
-        **{name: getattr(config, name) for name in ("score", "removed", "target_macs", "tune_epochs", "seed")},
+        **{
+            name: getattr(config, name)
+            for name in ("score", "removed", "target_macs", "tolerance", "tune_epochs", "seed")
+        },
         "learning_rate": config.learning_rate,
         "top1": found.top1,
         "top5": found.top5,
@@ -90,11 +93,12 @@ def main() -> None:
         "rows": [],
     }
     print(f"base: {base.top1:.2f}", flush=True)
-    rows = itertools.product(args.seeds, args.tune_epochs, args.learning_rates, args.policies, args.ratios, args.scores)
-    for seed, epochs, rate, removed, ratio, score in rows:
+    name, values = ("tolerance", args.tolerances) if args.tolerances else ("target_macs", args.ratios)
+    rows = itertools.product(args.seeds, args.tune_epochs, args.learning_rates, args.policies, values, args.scores)
+    for seed, epochs, rate, removed, value, score in rows:
         images = open_images(args.data, model=model, limit=args.images, seed=seed, workers=workers)
         config = ps.SearchConfig(
-            target_macs=ratio, score=score, removed=removed, tune_epochs=epochs, learning_rate=rate, seed=seed
+            score=score, removed=removed, tune_epochs=epochs, learning_rate=rate, seed=seed, **{name: value}
         )
         row = measure(model, images, val, config)
         table["rows"].append(row)

@@ -34,6 +34,11 @@ def macs_of_counts(info: HostInfo, counts: Sequence[int], removed: Removed = "dr
     return total + info.head_macs + read * info.head_macs_per_token
 
 
+def host_macs(info: HostInfo) -> int:
+    """MACs of the unslimmed host."""
+    return macs_of_counts(info, [info.patches] * info.depth)
+
+
 def count_macs(model: nn.Module, plan: SlimPlan | None = None) -> int:
     """MACs per image of a host, of a host under a plan, or of a slim model."""
     own: SlimPlan | None = getattr(model, "plan", None)
@@ -41,6 +46,6 @@ def count_macs(model: nn.Module, plan: SlimPlan | None = None) -> int:
         plan = own
     info: HostInfo = getattr(model, "host_info", None) or inspect(model)
     if plan is None:
-        return macs_of_counts(info, [info.patches] * info.depth)
+        return host_macs(info)
     plan.check_fits(info)
     return macs_of_counts(info, plan.counts, plan.removed)

@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import patchslim as ps
-from patchslim.macs import macs_of_counts
-from patchslim.search.budget import host_macs, reachable, spend_rest
+from patchslim.macs import host_macs, macs_of_counts
+from patchslim.search.budget import reachable, spend_rest
 from small import make_host, make_images
 
 

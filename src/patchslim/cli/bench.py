@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated
 
 import torch
 import typer
 from rich.progress import Progress, SpinnerColumn, TextColumn
-from torch import nn
 
 from patchslim.cli.common import AsJson, BatchSize, Device, console, open_device, report
 from patchslim.errors import PatchslimError
-from patchslim.hosts import HostInfo
-from patchslim.macs import count_macs
-from patchslim.measure import DTYPES, time_side_by_side
-from patchslim.search.budget import host_macs
+from patchslim.measure import DTYPES, compare
 from patchslim.slim import load, load_host
 
 
@@ -41,35 +37,3 @@ def bench(
         f"(batch {batch_size}, {dtype}, {result['device']}, torch {torch.__version__})"
     )
     report({"run": run} | result, as_json, text)
-
-
-def compare(
-    slim: nn.Module, host: nn.Module, batch_size: int, dtype: str, compiled: bool, seconds: float
-) -> dict[str, Any]:
-    """Throughput of both in images per second, and the speed-up against the one the MACs promise."""
-    info: HostInfo = slim.host_info  # type: ignore[assignment]
-    place = next(slim.parameters()).device
-    batch = torch.randn(batch_size, info.channels, *info.image_size, device=place)
-    ours, base = time_side_by_side([slim, host], batch, dtype=dtype, compile_models=compiled, seconds=seconds)
-    ideal = host_macs(info) / count_macs(slim)
-    speedup = base.median / ours.median
-    return {
-        "throughput": ours.throughput(batch_size),
-        "baseline_throughput": base.throughput(batch_size),
-        "speedup": speedup,
-        "ideal_speedup": ideal,
-        "share_of_ideal": speedup / ideal,
-        "seconds_per_batch": [ours.low, ours.median, ours.high],
-        "baseline_seconds_per_batch": [base.low, base.median, base.high],
-        "batch_size": batch_size,
-        "dtype": dtype,
-        "compile": compiled,
-        "device": device_name(place),
-        "threads": torch.get_num_threads(),
-        "torch": torch.__version__,
-    }
-
-
-def device_name(place: torch.device) -> str:
-    """The GPU's own name, or cpu."""
-    return torch.cuda.get_device_name(place) if place.type == "cuda" else place.type

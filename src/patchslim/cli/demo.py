@@ -12,15 +12,15 @@ from rich.console import Console
 from rich.table import Table
 from torch import nn
 
-from patchslim.cli.bench import compare
 from patchslim.cli.common import AsJson, console, open_model
-from patchslim.cli.slim import check_folder, run_slim
+from patchslim.cli.progress import show_search
 from patchslim.data import open_images
 from patchslim.files import write_json
 from patchslim.hosts import inspect
-from patchslim.measure import evaluate
+from patchslim.measure import compare, evaluate
 from patchslim.plan import SlimPlan
 from patchslim.report import draw_kept
+from patchslim.runs import check_folder, make_run
 from patchslim.search import SearchConfig
 from patchslim.slim import load
 from patchslim.slim.store import CONFIG, METRICS
@@ -46,7 +46,8 @@ def demo(
         "settings": SETTINGS.as_dict(),
         "data": {"source": "digits:train"},
     }
-    metrics = run_slim(host, train, SETTINGS, out, started)
+    with show_search(inspect(host)) as listen:
+        metrics = make_run(host, train, SETTINGS, out, started, listen)
     slim = load(out)
     metrics |= measure(host, slim)
     write_json(out / METRICS, metrics)

@@ -26,9 +26,8 @@ from patchslim.cli.common import (
 )
 from patchslim.data import open_images
 from patchslim.hosts import HostInfo, inspect
-from patchslim.macs import count_macs
+from patchslim.macs import count_macs, host_macs
 from patchslim.measure import evaluate
-from patchslim.search.budget import host_macs
 from patchslim.slim import load
 
 

@@ -1,12 +1,9 @@
-"""A search as seen on a terminal and in log.jsonl."""
+"""A search as seen on a terminal."""
 
 from __future__ import annotations
 
-import json
-import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
@@ -17,8 +14,8 @@ from patchslim.search.topdown import Listener
 
 
 @contextmanager
-def show_search(info: HostInfo, log: Path | None = None) -> Iterator[Listener]:
-    """A listener that moves a bar block by block and, given a file, logs every event as a line of JSON."""
+def show_search(info: HostInfo) -> Iterator[Listener]:
+    """A listener that moves a bar block by block."""
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),
@@ -27,12 +24,8 @@ def show_search(info: HostInfo, log: Path | None = None) -> Iterator[Listener]:
     )
     with Progress(*columns, console=console, transient=True) as progress:
         task = progress.add_task("searching", total=info.depth, now="computing features")
-        start = time.monotonic()
 
         def listen(event: Mapping[str, Any]) -> None:
-            if log is not None:
-                with log.open("a", encoding="utf-8") as file:
-                    file.write(json.dumps({"seconds": round(time.monotonic() - start, 3)} | dict(event)) + "\n")
             description, now, done = _words(event, info)
             progress.update(task, description=description, completed=done)
             if now is not None:

@@ -6,18 +6,13 @@ from collections.abc import Mapping
 
 from patchslim.errors import BudgetError
 from patchslim.hosts import HostInfo
-from patchslim.macs import macs_of_counts
+from patchslim.macs import host_macs, macs_of_counts
 from patchslim.plan import Removed
 from patchslim.search.network import Partial
 from patchslim.search.topdown import TopDown
 
 CLOSE = 0.01  # a plan within this of the asked ratio needs no finer tolerance
 FIRST_GUESS, STRIDE, FINEST = -1.5, 0.6, 0.02  # of log10 ε
-
-
-def host_macs(info: HostInfo) -> int:
-    """MACs of the unslimmed host."""
-    return macs_of_counts(info, [info.patches] * info.depth)
 
 
 def reachable(info: HostInfo, removed: Removed) -> tuple[float, float]:

@@ -11,9 +11,9 @@ from torch import Tensor, nn
 
 from patchslim.data import ImageSource, as_source
 from patchslim.hosts import Host, open_host
-from patchslim.macs import count_macs
+from patchslim.macs import count_macs, host_macs
 from patchslim.plan import SlimPlan, make_plan
-from patchslim.search.budget import bisect_tolerance, check_reachable, host_macs, spend_rest
+from patchslim.search.budget import bisect_tolerance, check_reachable, spend_rest
 from patchslim.search.config import SearchConfig
 from patchslim.search.features import Features
 from patchslim.search.ledger import Ledger
