@@ -1,0 +1,71 @@
+"""What the README and the docs print is real: commands parse, Python runs, files exist, numbers are in results/."""
+
+import json
+import re
+import shlex
+import subprocess
+from pathlib import Path
+
+import pytest
+import timm
+import torch
+
+import patchslim as ps
+from patchslim.cli.main import app
+
+ROOT = Path(__file__).parent.parent
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+def code(language: str) -> list[str]:
+    """The README's code blocks of a language."""
+    return re.findall(rf"```{language}\n(.*?)```", README, flags=re.S)
+
+
+def test_links_lead_somewhere() -> None:
+    pages = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md")]
+    for page in pages:
+        for target in re.findall(r"\]\((?!http)([^)#]+)\)", page.read_text(encoding="utf-8")):
+            assert (page.parent / target).exists(), f"{page.name}: {target}"
+
+
+def test_commands_name_real_options(capsys: pytest.CaptureFixture[str]) -> None:
+    text = "\n".join(code("bash")).replace("\\\n", " ")
+    commands = [shlex.split(line, comments=True) for line in text.splitlines() if line.startswith("patchslim ")]
+    assert {words[1] for words in commands} >= {"inspect", "slim", "eval", "bench"}
+    for words in commands:
+        app([words[1], "--help"], standalone_mode=False)
+        shown = capsys.readouterr().out
+        assert all(word in shown for word in words if word.startswith("--")), words
+
+
+def test_make_targets_exist() -> None:
+    for target in ("demo", "test"):
+        done = subprocess.run(["make", "-n", target], cwd=ROOT, capture_output=True, text=True, check=True)
+        assert "pip install" in done.stdout or "patchslim" in done.stdout or "pytest" in done.stdout
+
+
+def test_python_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The README's own code, on a small model and the digits."""
+    first, second = code("python")
+    model = timm.create_model("digits_vit", pretrained=True).eval()
+    monkeypatch.setattr(timm, "create_model", lambda *args, **kwargs: model)
+    monkeypatch.chdir(tmp_path)
+    small = "SearchConfig(tune_epochs=0, step=8, "
+    scope: dict[str, object] = {}
+    for block in (first, second):
+        exec(block.replace("my_images/", "digits").replace("SearchConfig(", small), scope)
+    slim = scope["slim"]
+    assert isinstance(slim, torch.nn.Module)
+    assert ps.count_macs(slim) < ps.count_macs(model)
+    assert (tmp_path / "runs" / "deit_ti" / "plan.json").exists()
+
+
+def test_the_accuracy_table_is_what_was_measured() -> None:
+    found = []
+    for path in (ROOT / "results").glob("scores_*.json"):
+        found += [f"{row['top1']:.2f}" for row in json.loads(path.read_text())["rows"]]
+    rows = re.findall(r"^\| impact score.*?\| (\d+\.\d\d) \|", README, flags=re.M)
+    assert len(rows) == 3
+    for top1 in rows:
+        assert top1 in found
