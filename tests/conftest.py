@@ -1,8 +1,12 @@
 """Fixtures for all test rooms."""
 
 import pytest
+import torch
 
 from small import KINDS
+
+# Networks here are so small that a second thread costs more than it brings.
+torch.set_num_threads(1)
 
 
 @pytest.fixture(params=list(KINDS))

@@ -52,6 +52,7 @@ def test_save_and_load(tmp_path: Path) -> None:
         ({"kept": [["0"], [], [], []]}, "kept.0.0"),
         ({"removed": "burn"}, "removed"),
         ({"host": {}}, "host"),
+        ({"host": json.loads(ps.full_plan(HOST).to_json())["host"] | {"patches": 10**12}}, "patches"),
     ],
 )
 def test_a_bad_plan_is_refused_in_one_sentence(tmp_path: Path, change: dict[str, Any], words: str) -> None:

@@ -54,7 +54,7 @@ def test_python_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     small = "SearchConfig(tune_epochs=0, step=8, "
     scope: dict[str, object] = {}
     for block in (first, second):
-        exec(block.replace("my_images/", "digits").replace("SearchConfig(", small), scope)
+        exec(block.replace("my_images/", "digits").replace("=256", "=32").replace("SearchConfig(", small), scope)
     slim = scope["slim"]
     assert isinstance(slim, torch.nn.Module)
     assert ps.count_macs(slim) < ps.count_macs(model)

@@ -55,7 +55,7 @@ def read_json(path: Path, error: Callable[[str], PatchslimError], what: str) -> 
         raise error(f"There is no {what} at {path}.") from None
     except (OSError, UnicodeDecodeError) as problem:
         raise error(f"The {what} {path} can't be read: {problem}.") from None
-    except json.JSONDecodeError as problem:
+    except (ValueError, RecursionError) as problem:
         raise error(f"The {what} {path} is not JSON: {problem}.") from None
     if not isinstance(data, dict):
         raise error(f"The {what} {path} is not a JSON object.")

@@ -23,11 +23,11 @@ class HostShape(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
     name: str
-    depth: int = Field(ge=1)
+    depth: int = Field(ge=1, le=4096)
     width: int = Field(ge=1)
     heads: int = Field(ge=1)
     prefix_tokens: int = Field(ge=0)
-    patches: int = Field(ge=1)
+    patches: int = Field(ge=1, le=2**20)
     grid: list[int] = Field(min_length=2, max_length=2)
     readout: str
 

@@ -106,11 +106,12 @@ def test_resume_and_folders_that_hold_something(run: Run, tmp_path: Path) -> Non
     code, out, _ = run(*command, "--resume", "--json")
     assert code == 0
     assert json.loads(out)["macs_ratio"] <= 0.5
-    refused(run(*command, "--resume", "--seed", "1"), "started with another settings (seed 0, now 1)")
+    refused(run(*command, "--resume", "--seed", "1"), "started with other settings (seed 0, now 1)")
     assert {path.name: path.read_bytes() for path in (tmp_path / "a").iterdir()} == before
     (tmp_path / "b").mkdir()
     (tmp_path / "b" / "thesis.txt").write_text("mine")
     refused(run(*command[:-1], "b"), "not empty")
+    refused(run(*command[:-1], "b", "--resume"), "holds no run")
     (tmp_path / "c").write_text("mine")
     refused(run(*command[:-1], "c"), "is a file")
     assert (tmp_path / "b" / "thesis.txt").read_text() == "mine"
@@ -153,7 +154,7 @@ def test_some_bad_images_are_counted(run: Run, tmp_path: Path) -> None:
     assert code == 0
     assert json.loads(out)["skipped_images"] == 1
     assert "1 of 7 images could not be read" in err
-    assert "random weights" in err
+    assert "weights are random" in err
 
 
 @pytest.mark.parametrize(
@@ -169,6 +170,12 @@ def test_some_bad_images_are_counted(run: Run, tmp_path: Path) -> None:
         (("--images", "0"), "--images"),
         (("--device", "quantum"), "--device cpu"),
         (("--nonsense",), "--nonsense"),
+        (("--tolerance", "inf"), "tolerance"),
+        (("--learning-rate", "inf"), "learning_rate"),
+        (("--seed", "99999999999999999999"), "--seed"),
+        (("--device", "meta"), "--device cpu"),
+        (("--img-size", "-5"), "--img-size"),
+        (("--img-size", "2"), "smaller than one patch"),
         (("--checkpoint", "none.safetensors"), "none.safetensors"),
     ],
 )
@@ -183,6 +190,8 @@ def test_bad_checkpoints(run: Run, tmp_path: Path) -> None:
         "keys": ({name: value for name, value in good.items() if "norm1" not in name}, "lacks"),
         "more": (good | {"extra": torch.zeros(1)}, "unknown extra"),
         "shapes": (good | {"pos_embed": torch.zeros(1, 17, 96)}, "shape"),
+        "integers": ({name: value.int() for name, value in good.items()}, "floating-point"),
+        "scalar": (good | {"head.weight": torch.zeros(())}, "shape"),
         "nan": (good | {"norm.bias": torch.full((96,), torch.nan)}, "NaN"),
     }
     for name, (weights, words) in files.items():
@@ -210,17 +219,91 @@ def test_eval_needs_labels_that_fit(run: Run, tmp_path: Path) -> None:
     refused(run("eval", "nowhere", "--data", "flat"), "nowhere")
     refused(run("eval", "flat", "--data", "flat"), "holds no run")
     refused(run("bench", "nowhere"), "no run folder")
+    refused(run("bench", "flat"), "holds no run")
+    refused(run("inspect", ""), "empty")
 
 
-def test_a_full_disk_is_told(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(*args: Any, **kwargs: Any) -> None:
-        raise OSError(28, "No space left on device")
+@pytest.mark.parametrize("file", ["started.json", "model.safetensors", "plan.json"])
+def test_a_full_disk_is_told_and_nothing_is_half_written(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, file: str
+) -> None:
+    """The disk fills up while one of the run's files is written: at the start, near the end, at the very end."""
+    write_bytes, write_text = Path.write_bytes, Path.write_text
 
-    store = sys.modules["patchslim.slim.store"]  # patchslim.slim, the verb, hides the package of that name
-    monkeypatch.setattr(store, "save_file", full)
-    refused(run("slim", *DIGITS, *QUICK, "--out", "a"), "No space left on device")
-    monkeypatch.undo()
-    assert not (Path("a") / "plan.json").exists()
+    def checked(write: Any) -> Any:
+        def full(self: Path, *args: Any, **kwargs: Any) -> Any:
+            if f".{file}." in self.name:
+                write(self, args[0][:10])
+                raise OSError(28, "No space left on device")
+            return write(self, *args, **kwargs)
+
+        return full
+
+    command = ("slim", *DIGITS, *QUICK, "--out", "a")
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "write_bytes", checked(write_bytes))
+        patch.setattr(Path, "write_text", checked(write_text))
+        refused(run(*command), "No space left on device")
+    assert not list(tmp_path.rglob(f"*{file}*"))
+    assert (tmp_path / "a").exists() == (file != "started.json")
+    assert run(*command, "--resume")[0] == 0
+    assert run("eval", "a", "--data", "digits", "--limit", "10")[0] == 0
+
+
+def test_a_crash_after_the_plan_was_written_does_no_harm(run: Run, tmp_path: Path) -> None:
+    command = ("slim", *DIGITS, *QUICK, "--out", "a")
+    assert run(*command)[0] == 0
+    (tmp_path / "a" / "search").mkdir()
+    (tmp_path / "a" / "search" / "ledger.jsonl").write_text("")
+    assert run("eval", "a", "--data", "digits", "--limit", "10")[0] == 0
+    assert run(*command, "--resume")[0] == 0
+    assert not (tmp_path / "a" / "search").exists()
+
+
+def test_resume_does_not_trust_a_damaged_run(run: Run, tmp_path: Path) -> None:
+    command = ("slim", *DIGITS, *QUICK, "--out", "a", "--resume")
+    assert run(*command)[0] == 0
+    for name in ("config.json", "plan.json", "model.safetensors", "metrics.json"):
+        path = tmp_path / "a" / name
+        whole = path.read_bytes()
+        path.write_text("xx")
+        refused(run(*command), "a")
+        path.write_bytes(whole)
+    (tmp_path / "a" / "config.json").unlink()
+    refused(run(*command), "config")
+
+
+def test_only_one_process_works_on_a_run(run: Run, tmp_path: Path) -> None:
+    fcntl = pytest.importorskip("fcntl")
+    (tmp_path / "a" / "search").mkdir(parents=True)
+    with (tmp_path / "a" / "search" / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        refused(run("slim", *DIGITS, *QUICK, "--out", "a", "--resume"), "Another process")
+    assert run("slim", *DIGITS, *QUICK, "--out", "a", "--resume")[0] == 0
+
+
+def test_weights_without_any_error_end_the_search(run: Run, tmp_path: Path) -> None:
+    zeros = {name: torch.zeros_like(value) for name, value in timm.create_model("digits_vit").state_dict().items()}
+    save_file(zeros, tmp_path / "zeros.safetensors")
+    options = ("--images", "4", "--checkpoint", "zeros.safetensors", "--device", "cpu", "--json")
+    code, out, _ = run("slim", "digits_vit", "--data", "digits", *QUICK, *options)
+    assert code == 0
+    assert 0.48 < json.loads(out)["macs_ratio"] <= 0.5
+
+
+def test_a_run_brings_its_own_model(run: Run) -> None:
+    assert run("slim", *DIGITS, *QUICK, "--out", "a")[0] == 0
+    refused(run("eval", "a", "--data", "digits", "--pretrained", "--img-size", "64"), "--pretrained, --img-size")
+    refused(run("inspect", "a", "--img-size", "64"), "leave out --img-size")
+
+
+@pytest.mark.parametrize("out", ["file/run", "x" * 300, "/proc/run", "dangling"])
+def test_paths_that_cant_be_written(run: Run, tmp_path: Path, out: str) -> None:
+    (tmp_path / "file").write_text("")
+    (tmp_path / "dangling").symlink_to(tmp_path / "nothing")
+    code, shown, err = run("slim", *DIGITS, *QUICK, "--out", out)
+    assert (code, shown) == (2, "")
+    assert err.strip().splitlines()[-1].startswith("patchslim: ")
 
 
 def test_ctrl_c_is_told_and_resumable(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -247,6 +330,9 @@ def test_ctrl_c_is_told_and_resumable(run: Run, tmp_path: Path, monkeypatch: pyt
 
 def test_help_and_version(run: Run) -> None:
     assert run("--version")[1].strip() == ps.__version__
+    code, out, _ = run()
+    assert code == 0
+    assert len(out.splitlines()) > 10
     for command in ("demo", "inspect", "slim", "eval", "bench"):
         code, out, _ = run(command, "--help")
         assert code == 0

@@ -26,8 +26,12 @@ def test_demo(tmp_path: Path) -> None:
 
 
 def test_only_an_old_demo_makes_room(tmp_path: Path) -> None:
-    for name, text in {"demo": '{"demo": true}', "mine": '{"demo": false}', "odd": "no json"}.items():
+    texts = {"demo": '{"demo": true}', "mine": '{"demo": false}', "odd": "no json", "list": "[]"}
+    for name, text in texts.items():
         (tmp_path / name).mkdir()
         (tmp_path / name / "config.json").write_text(text)
         remove_old_demo(tmp_path / name)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["mine", "odd"]
+    (tmp_path / "unfinished" / "search").mkdir(parents=True)
+    (tmp_path / "unfinished" / "search" / "started.json").write_text('{"demo": true}')
+    remove_old_demo(tmp_path / "unfinished")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["list", "mine", "odd"]

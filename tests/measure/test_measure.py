@@ -1,5 +1,7 @@
 """Accuracy against counting by hand; timing by its shape, never by its numbers."""
 
+from collections.abc import Iterator
+
 import pytest
 import torch
 from torch import nn
@@ -47,6 +49,23 @@ def test_labels_are_needed_and_have_to_fit() -> None:
         evaluate(Fixed(), tensor_images(make_images(4)))
     with pytest.raises(DataError, match="label 7"):
         evaluate(Fixed(), tensor_images(make_images(4), torch.full((4,), 7)))
+
+
+class UnreadableLabels:
+    """A source whose labelled images can't be read."""
+
+    name, labelled, classes, fingerprint, skipped, image_size = "odd", True, None, "", 1, (32, 32)
+
+    def __len__(self) -> int:
+        return 2
+
+    def batches(self, batch_size: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        yield make_images(1), torch.tensor([-1])
+
+
+def test_labels_only_on_unreadable_images() -> None:
+    with pytest.raises(DataError, match="has a label"):
+        evaluate(Fixed(), UnreadableLabels())
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

@@ -59,7 +59,7 @@ def test_equals_brute_force(layers: int, heads: int, seed: int, readout: str, ma
     for mask in masks:
         mask[:2] = True
     rows = readouts()[readout]
-    moment = path_moment(maps[1:], (rows.T @ rows)[None], masks)
+    moment = path_moment(maps[:0:-1], (rows.T @ rows)[None], masks[::-1])
     found = impact(moment, maps[0], z[None])[0] * heads ** len(maps[1:])
     expected = brute_force(maps, masks, rows, z)
     assert float((found - expected).norm() / expected.norm()) < 1e-10
@@ -70,13 +70,13 @@ def test_sorted_slices_equal_masks() -> None:
     rows = torch.zeros(1, TOKENS, dtype=torch.float64)
     rows[0, 3] = 1
     masks = [torch.zeros(TOKENS, dtype=torch.bool).index_fill(0, torch.tensor(order[:n]), True) for n in counts]
-    full = path_moment(maps[1:], (rows.T @ rows)[None], masks)
+    full = path_moment(maps[:0:-1], (rows.T @ rows)[None], masks[::-1])
     # Dropped: a block reads only what the one below kept, so its map has fewer columns as well as fewer rows.
     shaped, n_in = [], TOKENS
     for attention, n in zip(maps[1:], counts, strict=True):
         shaped.append(attention[:, :, order][:, :, :, order][:, :, :n, :n_in])
         n_in = n
-    found = path_moment(shaped, torch.eye(2, dtype=torch.float64)[None] * torch.tensor([1.0, 0.0]))
+    found = path_moment(shaped[::-1], torch.eye(2, dtype=torch.float64)[None] * torch.tensor([1.0, 0.0]))
     assert torch.allclose(found, full[:, order][:, :, order], atol=1e-12)
 
 
@@ -85,7 +85,7 @@ def test_sorted_slices_equal_masks() -> None:
 def test_moment_is_symmetric_positive_and_keeps_its_sum(heads: int, seed: int) -> None:
     maps = random_maps(3, heads, seed)
     rows = readouts()["class"]
-    moment = path_moment(maps, (rows.T @ rows)[None])[0]
+    moment = path_moment(reversed(maps), (rows.T @ rows)[None])[0]
     assert torch.allclose(moment, moment.T)
     assert float(torch.linalg.eigvalsh(moment).min()) > -1e-12
     assert float(moment.sum()) == pytest.approx(1.0)  # H^(L-t) before the division by H per layer

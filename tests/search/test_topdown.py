@@ -219,6 +219,19 @@ def test_a_line_cut_short_is_forgotten(tmp_path: Path) -> None:
     assert [json.loads(line)["key"] for line in whole.splitlines()]
 
 
+def test_a_damaged_memory_is_told(tmp_path: Path) -> None:
+    model, images = make_host(), make_images(4)
+    settings = config(tolerance=0.02, tune_epochs=1)
+    ps.search(model, images, settings, checkpoint=tmp_path)
+    for path in tmp_path.glob("block-*.safetensors"):
+        path.write_bytes(b"xx")
+    with pytest.raises(ps.RunError, match="can't be resumed"):
+        ps.search(model, images, settings, checkpoint=tmp_path)
+    (tmp_path / "ledger.jsonl").write_text('{"a": 1}\n')
+    with pytest.raises(ps.RunError, match="damaged"):
+        ps.search(model, images, settings, checkpoint=tmp_path)
+
+
 def test_broken_weights_are_told() -> None:
     model: Any = make_host()
     with torch.no_grad():
@@ -231,6 +244,7 @@ def test_settings_out_of_range_are_told() -> None:
     wrong: list[dict[str, Any]] = [
         {"tolerance": -1.0},
         {"tolerance": float("nan")},
+        {"tolerance": float("inf")},
         {"target_macs": 0.0},
         {"target_macs": 1.0},
         {"tolerance": 0.1, "target_macs": 0.5},

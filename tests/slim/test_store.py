@@ -78,10 +78,13 @@ class Bomb:
             b'{"format": "patchslim run", "version": 1, "host": {}}',
             "does not describe a model",
         ),
+        ("config.json", b'{"format": "patchslim run", "version": 1}', "does not describe a model"),
         ("config.json", b"{", "not JSON"),
+        ("config.json", b"[" * 100_000, "not JSON"),
         ("model.safetensors", b"rubbish", "not a readable safetensors"),
         ("model.safetensors", pickle.dumps(Bomb()), "pickle"),
         ("plan.json", b"{}", "no version"),
+        ("plan.json", b"[" * 100_000, "not JSON"),
     ],
 )
 def test_damage_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, content: bytes, words: str) -> None:
@@ -102,6 +105,30 @@ def test_weights_of_another_model_are_refused(tmp_path: Path) -> None:
     weights["head.bias"][0] = torch.inf
     save_file(weights, run / "model.safetensors")
     with pytest.raises(ps.CheckpointError, match="NaN or infinite"):
+        ps.load(run)
+
+
+@pytest.mark.parametrize(
+    ("place", "value"),
+    [
+        (("kwargs", "embed_dim"), 0),
+        (("kwargs", "num_heads"), 0),
+        (("kwargs", "norm_layer"), {"class": "os.system", "eps": 1}),
+        (("pretrained_cfg", "mean"), "x"),
+        (("pretrained_cfg", "interpolation"), "evil"),
+        (("class",), "Popen"),
+    ],
+)
+def test_a_damaged_description_is_told(tmp_path: Path, place: tuple[str, ...], value: Any) -> None:
+    run = tmp_path / "run"
+    ps.save(slim_of()[1], run)
+    config = json.loads((run / "config.json").read_text())
+    inner = config["host"]
+    for name in place[:-1]:
+        inner = inner[name]
+    inner[place[-1]] = value
+    (run / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ps.RunError, match="does not describe"):
         ps.load(run)
 
 

@@ -16,7 +16,7 @@ from rich.console import Console
 from torch import nn
 
 import patchslim.hosts.digits_vit  # noqa: F401  (registers itself with timm)
-from patchslim.errors import CheckpointError, PatchslimError, UnsupportedModel
+from patchslim.errors import CheckpointError, PatchslimError, RunError, UnsupportedModel
 from patchslim.hosts.weights import load_weights_, read_weights
 from patchslim.slim.store import CONFIG, holds_run
 
@@ -36,8 +36,8 @@ Checkpoint = Annotated[
     typer.Option("--checkpoint", metavar="F", help="Weights: a safetensors file with the model's names."),
 ]
 Pretrained = Annotated[bool, typer.Option("--pretrained", help="Take timm's pretrained weights.")]
-ImgSize = Annotated[int | None, typer.Option("--img-size", help="Image side in pixels, if not the model's own.")]
-BatchSize = Annotated[int, typer.Option("--batch-size", min=1, help="Images at a time.")]
+ImgSize = Annotated[int | None, typer.Option("--img-size", min=1, help="Image side in pixels, if not the model's own.")]
+BatchSize = Annotated[int, typer.Option("--batch-size", min=1, max=2**16, help="Images at a time.")]
 Device = Annotated[str | None, typer.Option("--device", help="cpu, cuda or cuda:N; the GPU if there is one.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object; all else goes to standard error.")]
 
@@ -65,14 +65,21 @@ def _create(name: str, pretrained: bool, settings: Mapping[str, Any]) -> nn.Modu
     except Exception as error:
         if pretrained:
             raise CheckpointError(
-                f"The pretrained weights of {name} can't be had ({type(error).__name__}); "
-                "download them yourself and give the safetensors file with --checkpoint."
+                f"timm can't make {name} with pretrained weights ({_first_words(error)}); where they can't be "
+                "downloaded, give them as a safetensors file with --checkpoint."
             ) from None
-        raise UnsupportedModel(f"timm can't make {name} with these settings: {error}.") from None
+        raise UnsupportedModel(f"timm can't make {name} with these settings: {_first_words(error)}.") from None
     return model
 
 
+def _first_words(error: Exception) -> str:
+    """What went wrong, as far as it fits in a sentence."""
+    return (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")[:160]
+
+
 def _unknown(name: str) -> str:
+    if not name.strip():
+        return "The model's name is empty; give a timm model name, such as deit_tiny_patch16_224, or a run folder."
     if Path(name).is_dir():
         return f"{name} is a folder but holds no run: it has no {CONFIG}; give a run folder or a timm model name."
     close = difflib.get_close_matches(name, timm.list_models(), n=1)
@@ -83,12 +90,25 @@ def _unknown(name: str) -> str:
 def _classes_of(checkpoint: Path) -> dict[str, int]:
     """A fine-tuned model's own number of classes, read off its head, so that the user need not say it."""
     head = read_weights(checkpoint).get("head.weight")
-    return {} if head is None else {"num_classes": head.shape[0]}
+    return {} if head is None or head.ndim != 2 else {"num_classes": head.shape[0]}
 
 
 def is_run(name: str) -> bool:
     """Whether a MODEL|RUN argument is a run folder."""
-    return holds_run(Path(name))
+    return bool(name) and holds_run(Path(name))
+
+
+def refuse_with_run(run: str, **options: Any) -> None:
+    """Raise RunError when options that make a model are given with a run, which brings its own."""
+    given = [f"--{name.replace('_', '-')}" for name, value in options.items() if value]
+    if given:
+        raise RunError(f"{run} is a run and brings its own model and weights; leave out {', '.join(given)}.")
+
+
+def note_random(checkpoint: Path | None, pretrained: bool) -> None:
+    """Say so when a model has nothing but random weights."""
+    if checkpoint is None and not pretrained:
+        console.print("No --checkpoint and no --pretrained: the weights are random.")
 
 
 def open_device(name: str | None) -> torch.device:
@@ -97,10 +117,12 @@ def open_device(name: str | None) -> torch.device:
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
         device = torch.device(name)
-        torch.empty(1, device=device)
-    except (RuntimeError, AssertionError) as error:
+        if device.type not in ("cpu", "cuda", "mps"):
+            raise RuntimeError("only cpu, cuda and mps are known")
+        torch.zeros(1, device=device)
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
         raise PatchslimError(
-            f"The device {name} can't be used here ({str(error).splitlines()[0]}); try --device cpu."
+            f"The device {name} can't be used here ({_first_words(error)}); try --device cpu."
         ) from None
     return device
 

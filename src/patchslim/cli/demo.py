@@ -20,10 +20,10 @@ from patchslim.hosts import inspect
 from patchslim.measure import compare, evaluate
 from patchslim.plan import SlimPlan
 from patchslim.report import draw_kept
-from patchslim.runs import check_folder, make_run
+from patchslim.runs import STARTED, check_folder, make_run
 from patchslim.search import SearchConfig
 from patchslim.slim import load
-from patchslim.slim.store import CONFIG, METRICS
+from patchslim.slim.store import CONFIG, METRICS, SEARCH
 
 PICTURE = "kept_patches.png"
 SETTINGS = SearchConfig(target_macs=0.55, step=2, tune_epochs=3, batch_size=64)
@@ -62,13 +62,14 @@ def demo(
 
 def remove_old_demo(folder: Path) -> None:
     """Make room where an earlier demo left its run, and only there."""
-    config = folder / CONFIG
-    try:
-        is_demo = json.loads(config.read_text(encoding="utf-8")).get("demo") is True
-    except (OSError, ValueError):
-        return
-    if is_demo:
-        shutil.rmtree(folder)
+    for settings in (folder / CONFIG, folder / SEARCH / STARTED):
+        try:
+            data = json.loads(settings.read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            continue
+        if isinstance(data, dict) and data.get("demo") is True and not folder.is_symlink():
+            shutil.rmtree(folder)
+            return
 
 
 def measure(host: nn.Module, slim: nn.Module) -> dict[str, Any]:

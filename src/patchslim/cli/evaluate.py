@@ -18,9 +18,11 @@ from patchslim.cli.common import (
     Pretrained,
     console,
     is_run,
+    note_random,
     note_skipped,
     open_device,
     open_model,
+    refuse_with_run,
     report,
     workers_for,
 )
@@ -44,7 +46,12 @@ def evaluate_model(
 ) -> None:
     """Measure top-1 and top-5 accuracy on labelled images, and the MACs per image."""
     place = open_device(device)
-    network = load(model) if is_run(model) else open_model(model, checkpoint, pretrained, img_size)
+    if is_run(model):
+        refuse_with_run(model, checkpoint=checkpoint, pretrained=pretrained, img_size=img_size)
+        network = load(model)
+    else:
+        network = open_model(model, checkpoint, pretrained, img_size)
+        note_random(checkpoint, pretrained)
     info: HostInfo = getattr(network, "host_info", None) or inspect(network)
     images = open_images(data, model=network, limit=limit, split="test", workers=workers_for(place))
     if images.classes is not None and images.classes != info.classes:

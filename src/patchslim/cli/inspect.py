@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from patchslim.cli.common import AsJson, Checkpoint, ImgSize, Model, is_run, open_model, report
+from patchslim.cli.common import AsJson, Checkpoint, ImgSize, Model, is_run, open_model, refuse_with_run, report
 from patchslim.hosts import inspect
 from patchslim.macs import count_macs
 from patchslim.search.budget import reachable
@@ -15,7 +15,11 @@ def inspect_model(
     model: Model, checkpoint: Checkpoint = None, img_size: ImgSize = None, as_json: AsJson = False
 ) -> None:
     """Tell a model's depth, width, heads, tokens, readout and MACs, and whether it can be slimmed."""
-    network = load_host(model) if is_run(model) else open_model(model, checkpoint, img_size=img_size)
+    if is_run(model):
+        refuse_with_run(model, checkpoint=checkpoint, img_size=img_size)
+        network = load_host(model)
+    else:
+        network = open_model(model, checkpoint, img_size=img_size)
     info = inspect(network)
     low, high = reachable(info, "drop")
     result: dict[str, Any] = {

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import sys
 
 import typer
@@ -16,7 +15,6 @@ INTERRUPTED = 130  # what typer makes of Ctrl-C
 app = typer.Typer(
     name="patchslim",
     help="Make a pretrained vision transformer faster by not computing the patches that don't matter.",
-    no_args_is_help=True,
     add_completion=False,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
@@ -45,23 +43,21 @@ def options(
 def main() -> None:
     """Run the command line and exit: 0 when done, 2 with one sentence on standard error when something is wrong."""
     try:
-        code = app(standalone_mode=False)
+        code = app(sys.argv[1:] or ["--help"], standalone_mode=False)
         if code == INTERRUPTED:
             raise KeyboardInterrupt
     except PatchslimError as error:
         stop(str(error))
     except (KeyboardInterrupt, typer.Abort):
-        stop("Interrupted; a search goes on where it was with the same command and --resume.")
+        stop("Interrupted; `patchslim slim` goes on where it was with the same command and --resume.")
     except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES):
-            raise
-        where = f" ({error.filename})" if error.filename else ""
-        stop(f"Writing failed: {error.strerror}{where}; free some space or choose another folder.")
+        where = f": {error.filename}" if error.filename else ""
+        stop(f"A file can't be read or written ({error.strerror or error}{where}); check the path and the space left.")
     except Exception as error:
         # Typer's own complaints about options and arguments; anything else is a bug and keeps its traceback.
         if not hasattr(error, "format_message"):
             raise
-        stop(f"{error.format_message()} (see patchslim --help)")
+        stop(f"{error.format_message().rstrip('.')} (see patchslim --help).")
     sys.exit(code if isinstance(code, int) else 0)
 
 

@@ -18,6 +18,7 @@ from patchslim.cli.common import (
     Model,
     Pretrained,
     console,
+    note_random,
     note_skipped,
     open_device,
     open_model,
@@ -27,12 +28,12 @@ from patchslim.cli.common import (
 from patchslim.cli.progress import show_search
 from patchslim.data import open_images
 from patchslim.errors import RunError
-from patchslim.hosts import inspect
+from patchslim.hosts import HostInfo, inspect
 from patchslim.hosts.weights import weights_fingerprint
 from patchslim.plan import Removed
 from patchslim.runs import check_folder, make_run
 from patchslim.search import SearchConfig
-from patchslim.search.budget import check_reachable
+from patchslim.search.budget import check_reachable, reachable
 from patchslim.search.config import Score
 
 
@@ -57,7 +58,9 @@ def slim(
     batch_size: BatchSize = 32,
     img_size: ImgSize = None,
     device: Device = None,
-    seed: Annotated[int, typer.Option("--seed", help="Of the image sample and of random scores.")] = 0,
+    seed: Annotated[
+        int, typer.Option("--seed", min=0, max=2**31 - 1, help="Of the image sample and of random scores.")
+    ] = 0,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with an interrupted run.")] = False,
     as_json: AsJson = False,
 ) -> None:
@@ -84,8 +87,8 @@ def slim(
     info = inspect(network)
     if target_macs is not None:
         check_reachable(info, config.removed, target_macs)
-    if checkpoint is None and not pretrained:
-        console.print("No --checkpoint and no --pretrained: slimming random weights.")
+        note_generous(info, config.removed, target_macs)
+    note_random(checkpoint, pretrained)
     source = open_images(data, model=network, limit=images, seed=seed, workers=workers_for(place))
     started = {
         "model": info.name,
@@ -97,6 +100,13 @@ def slim(
         metrics = make_run(network.to(place), source, config, folder, started, listen)
     note_skipped(metrics["skipped_images"], len(source))
     report({"run": str(folder)} | metrics, as_json, summary(folder, metrics))
+
+
+def note_generous(info: HostInfo, removed: Removed, target: float) -> None:
+    """Say so when the ratio asked for is more than any plan needs."""
+    _, most = reachable(info, removed)
+    if target > most:
+        console.print(f"No plan needs more than {most:.3f} of the MACs: the last block computes only what is read.")
 
 
 def summary(folder: Path, metrics: dict[str, Any]) -> str:

@@ -85,6 +85,8 @@ def _check_outside(model: Any) -> None:
         raise _refuse("patch dropout", "make the model with patch_drop_rate=0")
     if model.patch_embed.num_patches is None:
         raise _refuse("open image size", "make the model with a fixed img_size")
+    if min(model.patch_embed.grid_size) < 1:
+        raise _refuse(f"image size {model.patch_embed.img_size}", "it is smaller than one patch")
     pool = model.attn_pool
     if pool is not None and (type(pool) is not AttentionPoolLatent or pool.pos_embed is not None):
         raise _refuse(f"pool {type(pool).__name__}", "only class, mean and latent-attention pooling are reproduced")

@@ -8,10 +8,11 @@ from pathlib import Path
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save
 from torch import Tensor, nn
 
 from patchslim.errors import CheckpointError
+from patchslim.files import replacing
 
 PICKLE_STARTS = (b"PK\x03\x04", b"\x80")  # torch.save's zip, and a bare pickle
 
@@ -33,6 +34,13 @@ def read_weights(path: Path) -> dict[str, Tensor]:
         raise CheckpointError(f"{path} is not a readable safetensors file: {error}.") from None
 
 
+def write_weights(path: Path, weights: Mapping[str, Tensor]) -> None:
+    """Write a safetensors file whole or not at all; OSError when it can't be written."""
+    data = save({name: tensor.detach().cpu().contiguous() for name, tensor in weights.items()})
+    with replacing(path) as temporary:
+        temporary.write_bytes(data)
+
+
 def check_weights(model: nn.Module, weights: Mapping[str, Tensor], source: str, partial: bool = False) -> None:
     """Raise CheckpointError unless names and shapes are the model's and every number is finite."""
     own = model.state_dict()
@@ -49,7 +57,9 @@ def check_weights(model: nn.Module, weights: Mapping[str, Tensor], source: str, 
                 f"{source} does not fit: {name} has shape {tuple(tensor.shape)} where the model has "
                 f"{tuple(own[name].shape)}; is it for another model or image size?"
             )
-        if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
+        if own[name].is_floating_point() != tensor.is_floating_point():
+            raise CheckpointError(f"{source} has {tensor.dtype} numbers in {name}; weights are floating-point numbers.")
+        if tensor.is_floating_point() and not bool(torch.isfinite(tensor.float()).all()):
             raise CheckpointError(f"{source} has NaN or infinite numbers in {name}; it can't be used.")
 
 

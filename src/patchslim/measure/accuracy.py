@@ -46,6 +46,8 @@ def evaluate(
             ranks.append(_ranks(model(pixels[known].to(device)), labels[known].to(device)).cpu())
         progress(len(labels))
     model.train(was_training)
+    if not ranks:
+        raise DataError(f"None of the images in {images.name} that can be read has a label; give labelled ones.")
     rank = torch.cat(ranks)
     return Accuracy(
         top1=_percent(rank < 1),

@@ -7,7 +7,8 @@ that obeys a recursion. Shapes: B images, H heads, n tokens computed by a block,
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Iterable
 
 from torch import Tensor
 
@@ -22,21 +23,20 @@ def propagate(moment: Tensor, attention: Tensor) -> Tensor:
     return attention.flatten(1, 2).transpose(1, 2) @ weighted / heads
 
 
-def path_moment(attentions: Sequence[Tensor], readout: Tensor, masks: Sequence[Tensor] | None = None) -> Tensor:
-    """M_t from the maps of the blocks above t, first to last, and the readout's M_L = R.
+def path_moment(attentions: Iterable[Tensor], readout: Tensor, masks: Iterable[Tensor] | None = None) -> Tensor:
+    """M_t from the readout's M_L = R and the maps of the blocks above t, the last block's first.
 
-    attentions[k] (B, H, n, n_in) holds the rows of the kept tokens, which come first; readout (B, n, n).
-    Where kept tokens do not come first, give full maps and `masks`, boolean (n,) per block: D = diag(m).
-    Returns (B, n_in, n_in) over the tokens that leave block t.
+    Each map P (B, H, n, n_in) has the rows of the kept tokens, which come first; readout (B, n, n). Where kept tokens
+    do not come first, give full maps and `masks` in the same order, boolean (n,) per block: D = diag(m). Maps are taken
+    one at a time, so a generator need never hold two. Returns (B, n_in, n_in) over the tokens that leave block t.
     """
     moment = readout
-    for index in reversed(range(len(attentions))):
-        attention = attentions[index]
+    kept = itertools.repeat(None) if masks is None else iter(masks)
+    for attention, mask in zip(attentions, kept, strict=False):
         n = attention.shape[2]
         moment = moment[:, :n, :n]  # D_t M_t D_t on sorted tokens
-        if masks is not None:
-            kept = masks[index].to(moment)
-            moment = moment * kept[:, None] * kept
+        if mask is not None:
+            moment = moment * mask.to(moment)[:, None] * mask.to(moment)
         moment = propagate(moment, attention)
     return moment
 

@@ -12,7 +12,7 @@ from patchslim.search.network import Partial
 from patchslim.search.topdown import TopDown
 
 CLOSE = 0.01  # a plan within this of the asked ratio needs no finer tolerance
-FIRST_GUESS, STRIDE, FINEST = -1.5, 0.6, 0.02  # of log10 ε
+FIRST_GUESS, STRIDE, FINEST, LEAST = -1.5, 0.6, 0.02, -12.0  # of log10 ε
 
 
 def reachable(info: HostInfo, removed: Removed) -> tuple[float, float]:
@@ -58,6 +58,8 @@ def bisect_tolerance(search: TopDown, target: float) -> tuple[float, Partial]:
         if found is None:
             guess += STRIDE
         elif too_small is None:
+            if guess < LEAST:  # errors of zero at every count: a smaller tolerance changes nothing
+                break
             guess -= STRIDE
         elif found[0] - too_small < FINEST:
             break

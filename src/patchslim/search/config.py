@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import asdict, dataclass
 from typing import Any, Literal, get_args
 
@@ -31,15 +32,15 @@ class SearchConfig:
     def __post_init__(self) -> None:
         if self.tolerance is not None and self.target_macs is not None:
             raise BudgetError("Give a tolerance or a MAC ratio, not both.")
-        if self.tolerance is not None and not self.tolerance >= 0:
+        if self.tolerance is not None and not 0 <= self.tolerance < math.inf:
             raise BudgetError(f"The tolerance is a relative error and can't be {self.tolerance}; try 0.01.")
         if self.target_macs is not None and not 0 < self.target_macs < 1:
             raise BudgetError(f"The MAC ratio has to lie between 0 and 1, not at {self.target_macs}; try 0.6.")
         for name, low in (("step", 1), ("tune_epochs", 0), ("batch_size", 1)):
             if getattr(self, name) < low:
                 raise BudgetError(f"{name} has to be at least {low}, not {getattr(self, name)}.")
-        if not self.learning_rate > 0:
-            raise BudgetError(f"learning_rate has to be above 0, not {self.learning_rate}.")
+        if not 0 < self.learning_rate < math.inf:
+            raise BudgetError(f"learning_rate has to be a number above 0, not {self.learning_rate}.")
         if not self.cache_gib >= 0:
             raise BudgetError(f"cache_gib can't be below 0, as {self.cache_gib} is.")
         if self.score not in SCORES:

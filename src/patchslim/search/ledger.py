@@ -13,10 +13,10 @@ import os
 from pathlib import Path
 from typing import Any
 
-from safetensors.torch import load_file, save_file
 from torch import nn
 
-from patchslim.files import replacing
+from patchslim.errors import PatchslimError, RunError
+from patchslim.hosts.weights import load_weights_, write_weights
 
 Key = tuple[Any, ...]
 LEDGER = "ledger.jsonl"
@@ -44,6 +44,8 @@ class Ledger:
                 break
             if not line.endswith(b"\n"):
                 break
+            if not (isinstance(entry, dict) and entry.keys() == {"key", "order", "errors"}):
+                raise RunError(f"{path} is damaged, so the search can't be resumed; remove the folder and start again.")
             whole += len(line)
             self.entries[entry.pop("key")] = entry
         os.truncate(path, whole)  # what a crash cut short must not run into the next line
@@ -59,8 +61,7 @@ class Ledger:
             self.modules[name] = block
         if self.folder is not None:
             if block is not None:
-                with replacing(self._weights(name)) as temporary:
-                    save_file({k: v.cpu().contiguous() for k, v in block.state_dict().items()}, temporary)
+                write_weights(self._weights(name), block.state_dict())
             with (self.folder / LEDGER).open("a", encoding="utf-8") as file:
                 file.write(json.dumps({"key": name} | entry) + "\n")
                 file.flush()
@@ -72,7 +73,10 @@ class Ledger:
         name = _name(key)
         if name not in self.modules:
             tuned = copy.deepcopy(like)
-            tuned.load_state_dict(load_file(self._weights(name)))
+            try:
+                load_weights_(tuned, self._weights(name))
+            except PatchslimError as error:
+                raise RunError(f"The search can't be resumed: {error}") from None
             self.modules[name] = tuned
         return self.modules[name]
 

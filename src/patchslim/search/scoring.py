@@ -19,7 +19,7 @@ from patchslim.search.config import SearchConfig
 from patchslim.search.features import Features
 from patchslim.search.network import Network, Partial
 
-MAP_BYTES = 2**30  # attention maps held at once while scoring
+MAP_BYTES = 2**28  # for one block's attention maps while scoring
 
 
 def score_block(network: Network, features: Features, partial: Partial, layer: int, config: SearchConfig) -> Tensor:
@@ -42,8 +42,7 @@ PerImage = Callable[[Network, Partial, int, Tensor, Tensor], Tensor]
 def _average(network: Network, features: Features, partial: Partial, layer: int, per_image: PerImage) -> Tensor:
     """The mean over images of the score normalised per image (the paper averages; the scale is ours to hold)."""
     info = network.info
-    depth_above = info.depth - layer + 1
-    chunk = max(1, MAP_BYTES // (4 * info.heads * info.tokens**2 * depth_above))
+    chunk = max(1, MAP_BYTES // (4 * 3 * info.heads * info.tokens**2))  # a map, its product, and what softmax needs
     total = torch.zeros(info.patches, dtype=torch.float64)
     count = 0
     for before, after in features.batches(layer - 1, layer):
@@ -65,11 +64,12 @@ def _impact_of(network: Network, partial: Partial, layer: int, z: Tensor, out: T
     z = Z_{l-1} and out = Z_l, both (B, p + N, d) in the host's order → (B, p + N) in the host's order.
     """
     host, prefix = network.host, network.info.prefix_tokens
-    x, maps = network.sort(out, partial.order), []
+    x, inputs = network.sort(out, partial.order), []
     for above in range(layer + 1, network.info.depth + 1):
         block, count = network.block(partial, above), partial.counts[above]
-        maps.append(host.attention(block, x, prefix + count))
+        inputs.append((block, x, prefix + count))
         x = network.run(block, x, count)
+    maps = (host.attention(block, y, n) for block, y, n in reversed(inputs))
     moment = path_moment(maps, host.readout_moment(x).float())
     # Back from sorted tokens to the host's order.
     place = list(range(prefix)) + [prefix + patch for patch in partial.order]

@@ -141,7 +141,8 @@ class TopDown:
         self.listen({"event": "error", "block": layer, "patches": count, "error": value})
         if not math.isfinite(value):
             raise PatchslimError(
-                f"The error of block {layer} is not a finite number; the model's weights or the images are broken."
+                f"The error of block {layer} is not a finite number; the model's weights or the images are broken, "
+                "or the learning rate is far too high."
             )
         return value
 

@@ -9,13 +9,13 @@ from typing import Any
 
 import timm
 import torch
-from safetensors.torch import save_file
 from torch import nn
 
+from patchslim.data.transform import transform_for
 from patchslim.errors import RunError
-from patchslim.files import read_json, replacing, write_json
+from patchslim.files import read_json, write_json
 from patchslim.hosts import rebuild_host
-from patchslim.hosts.weights import load_weights_
+from patchslim.hosts.weights import load_weights_, write_weights
 from patchslim.plan import SlimPlan
 from patchslim.slim.sliced import apply, is_slim
 from patchslim.version import __version__
@@ -65,9 +65,7 @@ def write_run(slim: Any, folder: Path, config: Mapping[str, Any], metrics: Mappi
         )
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        weights = {name: tensor.cpu().contiguous() for name, tensor in slim.state_dict().items()}
-        with replacing(folder / WEIGHTS) as temporary:
-            save_file(weights, temporary)
+        write_weights(folder / WEIGHTS, slim.state_dict())
         head = {"format": "patchslim run", "version": RUN_VERSION, "host": slim.host_spec}
         write_json(folder / CONFIG, head | {"versions": versions()} | dict(config))
         write_json(folder / METRICS, metrics)
@@ -80,7 +78,9 @@ def read_config(folder: Path) -> dict[str, Any]:
     """A run's config.json, of a version this patchslim reads."""
     if not folder.is_dir():
         raise RunError(f"There is no run folder at {folder}.")
-    if (folder / SEARCH).exists() or ((folder / CONFIG).exists() and not (folder / PLAN).exists()):
+    if not holds_run(folder):
+        raise RunError(f"{folder} holds no run: it has no {CONFIG}; give a run folder.")
+    if not (folder / PLAN).exists():
         raise RunError(f"The run in {folder} is not finished; go on with `patchslim slim … --out {folder} --resume`.")
     config = read_json(folder / CONFIG, RunError, "run's config")
     if config.get("format") != "patchslim run":
@@ -96,7 +96,11 @@ def load_host(path: str | Path) -> nn.Module:
     """The unslimmed host of a run, with the run's weights, in eval mode."""
     folder = Path(path)
     config = read_config(folder)
-    host = rebuild_host(config["host"])
+    host = rebuild_host(config.get("host", {}))
+    try:
+        transform_for(host)
+    except Exception as error:
+        raise RunError(f"The run's {CONFIG} does not describe how images are prepared: {error!r}.") from None
     load_weights_(host, folder / WEIGHTS)
     return host.eval()
 
