@@ -9,7 +9,7 @@ from patchslim.hosts import HostInfo
 from patchslim.macs import host_macs, macs_of_counts
 from patchslim.plan import Removed
 from patchslim.search.network import Partial
-from patchslim.search.topdown import TopDown
+from patchslim.search.topdown import OverBudget, TopDown
 
 CLOSE = 0.01  # a plan within this of the asked ratio needs no finer tolerance
 FIRST_GUESS, STRIDE, FINEST, LEAST = -1.5, 0.6, 0.02, -12.0  # of log10 ε
@@ -46,8 +46,9 @@ def bisect_tolerance(search: TopDown, target: float) -> tuple[float, Partial]:
     guess = FIRST_GUESS
     while True:
         search.listen({"event": "tolerance", "tolerance": 10**guess})
-        partial = search.search(10**guess, tune=False, budget=budget)
-        if partial is None:
+        try:
+            partial = search.search(10**guess, tune=False, budget=budget)
+        except OverBudget:
             too_small = guess
         else:
             found = guess, partial

@@ -16,17 +16,18 @@ class Partial:
     """A plan in the making, on sorted tokens.
 
     `order` lists all patches, those that stay longest first; block `k` above l computes the first `counts[k]` of
-    them. `tuned` holds blocks whose weights are no longer the host's.
+    them. `errors[k]` is the E_{k+1} it was decided with; `tuned` holds blocks whose weights are no longer the host's.
     """
 
     order: list[int]
     counts: dict[int, int] = field(default_factory=dict)
+    errors: dict[int, float] = field(default_factory=dict)
     tuned: dict[int, nn.Module] = field(default_factory=dict)
 
-    def extended(self, layer: int, order: list[int], count: int, tuned: nn.Module | None) -> Partial:
+    def extended(self, layer: int, order: list[int], count: int, error: float, tuned: nn.Module | None) -> Partial:
         """The same with block `layer` decided."""
         blocks = self.tuned if tuned is None else self.tuned | {layer: tuned}
-        return Partial(order, self.counts | {layer: count}, blocks)
+        return Partial(order, self.counts | {layer: count}, self.errors | {layer: error}, blocks)
 
     def key(self) -> tuple[int, ...]:
         """The counts above, first block first: with one score and one seed they determine everything else."""

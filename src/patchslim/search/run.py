@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from patchslim.data import ImageSource, as_source
 from patchslim.hosts import Host, open_host
-from patchslim.macs import count_macs, host_macs
+from patchslim.macs import host_macs, macs_of_counts
 from patchslim.plan import SlimPlan, make_plan
 from patchslim.search.budget import bisect_tolerance, check_reachable, spend_rest
 from patchslim.search.config import SearchConfig
@@ -43,59 +43,35 @@ def search(
         check_reachable(host.info, config.removed, config.target_macs)
     features = Features(host, source, config.batch_size, config.cache_gib * 2**30)
     top_down = TopDown(host, features, config, Ledger(checkpoint), listen)
-    partial, tolerance, errors = _find(top_down, config)
-    plan = _plan(host, config, partial, tolerance, errors, features.count)
-    return plan, _tuned_weights(host, partial)
+    partial, tolerance = _find(top_down, config)
+    return _plan(host, config, partial, tolerance, features.count), _tuned_weights(host, partial)
 
 
-def _find(top_down: TopDown, config: SearchConfig) -> tuple[Partial, float, dict[int, float]]:
-    """The decided blocks, the tolerance that held, and E_{l+1} per decided block l."""
+def _find(top_down: TopDown, config: SearchConfig) -> tuple[Partial, float]:
+    """The decided blocks, and the tolerance that decided how many patches they keep."""
     tune = config.tune_epochs > 0
     if config.target_macs is None:
         tolerance = DEFAULT_TOLERANCE if config.tolerance is None else config.tolerance
-        partial = top_down.search(tolerance, tune) or top_down.start
-        return partial, tolerance, _errors(top_down, partial, tune, None, tolerance)
+        return top_down.search(tolerance, tune), tolerance
     # Bisecting with tuned blocks would tune every candidate of every bisection step. Counts come from untuned
     # errors instead, and tuning runs once, at those counts: docs/decisions.md has the comparison.
     tolerance, partial = bisect_tolerance(top_down, config.target_macs)
-    info, removed = top_down.host.info, config.removed
-    errors = _errors(top_down, partial, False, None, tolerance)
-    counts = spend_rest(info, removed, partial.counts, errors, config.target_macs)
-    if not tune:
-        return Partial(partial.order, counts), tolerance, errors
-    partial = top_down.at_counts(counts, tune=True)
-    return partial, tolerance, _errors(top_down, partial, True, counts, float("inf"))
+    counts = spend_rest(top_down.host.info, config.removed, partial.counts, partial.errors, config.target_macs)
+    return top_down.tune_at(counts) if tune else replace(partial, counts=counts), tolerance
 
 
-def _errors(
-    top_down: TopDown, partial: Partial, tune: bool, given: Mapping[int, int] | None, tolerance: float
-) -> dict[int, float]:
-    decided = set(partial.counts) - set(top_down.start.counts)
-    return {
-        layer: top_down.error_of(partial, layer, tune, given[layer] if given else None, tolerance)
-        for layer in sorted(decided)
-    }
-
-
-def _plan(
-    host: Host,
-    config: SearchConfig,
-    partial: Partial,
-    tolerance: float,
-    errors: Mapping[int, float],
-    images: int,
-) -> SlimPlan:
+def _plan(host: Host, config: SearchConfig, partial: Partial, tolerance: float, images: int) -> SlimPlan:
     kept = [partial.order[: partial.counts[layer]] for layer in range(1, host.info.depth + 1)]
+    macs = macs_of_counts(host.info, [len(block) for block in kept], config.removed)
     provenance: dict[str, Any] = {
         "method": "top-down search",
         "settings": config.as_dict(),
         "tolerance": tolerance,
         "images": images,
-        "errors": {str(layer): error for layer, error in errors.items()},
+        "errors": {str(layer): partial.errors[layer] for layer in sorted(partial.errors)},
+        "macs": macs,
+        "macs_ratio": macs / host_macs(host.info),
     }
-    plan = make_plan(host.info, kept, config.removed, provenance)
-    macs = count_macs(host.model, plan)
-    provenance |= {"macs": macs, "macs_ratio": macs / host_macs(host.info)}
     return make_plan(host.info, kept, config.removed, provenance)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -22,6 +22,10 @@ from patchslim.search.tuning import tune_block
 Listener = Callable[[Mapping[str, Any]], None]
 
 
+class OverBudget(Exception):
+    """The descent can't stay within its MACs any more."""
+
+
 class TopDown:
     """Decides the blocks of one host one by one, from the last to the first, remembering every decision."""
 
@@ -37,59 +41,55 @@ class TopDown:
         reads_patches = info.readout in ("mean", "attention-pool")
         return Partial(list(range(info.patches)), {} if reads_patches else {info.depth: 0})
 
-    def search(self, tolerance: float, tune: bool, budget: int | None = None) -> Partial | None:
-        """Lines 2 to 11. With a budget in MACs, None as soon as it can't be met."""
-        return self._descend(tune, budget, lambda layer: None, tolerance)
-
-    def at_counts(self, counts: Mapping[int, int], tune: bool) -> Partial:
-        """The same descent with the patches per block given instead of a tolerance."""
-        found = self._descend(tune, None, lambda layer: counts[layer], math.inf)
-        return found if found is not None else self.start
-
-    def _descend(
-        self, tune: bool, budget: int | None, given: Callable[[int], int | None], tolerance: float
-    ) -> Partial | None:
+    def search(self, tolerance: float, tune: bool, budget: int | None = None) -> Partial:
+        """Lines 2 to 11. With a budget in MACs, OverBudget as soon as it can't be met."""
         partial = self.start
-        for layer in range(self.host.info.depth - len(partial.counts), 0, -1):
-            self.listen({"event": "block", "block": layer, "tolerance": tolerance, "tune": tune})
-            partial = self._decide(partial, layer, tune, given(layer), tolerance)
-            self.listen({"event": "decided", "block": layer, "patches": partial.counts[layer]})
+        for layer in self._undecided():
+            partial = self._decide(partial, layer, self._candidates(partial, layer), tolerance, tune)
             if budget is not None and self.least_macs(partial, layer) > budget:
-                return None
+                raise OverBudget
         return partial
+
+    def tune_at(self, counts: Mapping[int, int]) -> Partial:
+        """The same descent, tuned, with the patches per block given instead of a tolerance."""
+        partial = self.start
+        for layer in self._undecided():
+            partial = self._decide(partial, layer, [counts[layer]], math.inf, tune=True)
+        return partial
+
+    def _undecided(self) -> range:
+        """Blocks that the start leaves open, the last one first."""
+        return range(self.host.info.depth - len(self.start.counts), 0, -1)
 
     def least_macs(self, partial: Partial, layer: int) -> int:
         """MACs if every block below `layer` kept no more than `layer` does, the least that nesting allows."""
         counts = [partial.counts[max(layer, block)] for block in range(1, self.host.info.depth + 1)]
         return macs_of_counts(self.host.info, counts, self.config.removed)
 
-    def _decide(self, partial: Partial, layer: int, tune: bool, given: int | None, tolerance: float) -> Partial:
+    def _decide(self, partial: Partial, layer: int, candidates: Iterable[int], tolerance: float, tune: bool) -> Partial:
         """Lines 3 to 10 for one block."""
-        key: Key = (layer, partial.key(), tune, given, tolerance if tune else None)
-        entry = self.ledger.get(key) or {}
+        self.listen({"event": "block", "block": layer, "tune": tune})
         self.features.focus(self._layers(layer))
-        order: list[int] = entry.get("order") or self._order(partial, layer)
-        errors: dict[str, float] = dict(entry.get("errors", {}))
+        # Errors of untuned blocks hold for every tolerance; tuning stops where the tolerance says.
+        key: Key = (layer, partial.key(), tune, tolerance if tune else None)
+        entry = self.ledger.get(key) or {"order": self._order(partial, layer), "errors": {}}
+        order: list[int] = entry["order"]
+        errors: dict[str, float] = dict(entry["errors"])
         block = self.host.blocks[layer - 1]
-        tuned = self.ledger.block(key, block) if tune and entry else None
-        known = len(errors)
+        tuned = self.ledger.block(key, block) if tune and errors else None
         count = 0
-        for count in self._candidates(partial, layer, given):
+        for count in candidates:
             if str(count) not in errors:
                 if tune:
                     tuned = self._tuned(partial, layer, order, count, tuned or block)
                 errors[str(count)] = self._error(partial, layer, order, count, tuned)
             if errors[str(count)] <= tolerance:
                 break
-        if len(errors) > known:
+        if len(errors) > len(entry["errors"]):
             self.ledger.put(key, {"order": order, "errors": errors}, tuned)
-        return partial.extended(layer, order, count, tuned)
-
-    def error_of(self, partial: Partial, layer: int, tune: bool, given: int | None, tolerance: float) -> float:
-        """E_{l+1} as it was when block `layer` of a finished descent was decided."""
-        above = Partial(partial.order, {k: n for k, n in partial.counts.items() if k > layer})
-        entry = self.ledger.get((layer, above.key(), tune, given, tolerance if tune else None)) or {}
-        return float(entry["errors"][str(partial.counts[layer])])
+        error = errors[str(count)]
+        self.listen({"event": "decided", "block": layer, "patches": count, "error": error})
+        return partial.extended(layer, order, count, error, tuned)
 
     def _layers(self, layer: int) -> tuple[int, int, int]:
         """The features a block's decision reads: Z_{l-1}, Z_l and Z_{l+1} (Z_L again for the readout)."""
@@ -102,11 +102,8 @@ class TopDown:
         others = sorted(set(range(self.host.info.patches)) - set(kept), key=lambda i: (-scores[i], i))
         return kept + others
 
-    def _candidates(self, partial: Partial, layer: int, given: int | None) -> Iterator[int]:
+    def _candidates(self, partial: Partial, layer: int) -> Iterator[int]:
         """Patches to try: those of m_{l+1}, then r' more at a time, to all (a pool needs at least one)."""
-        if given is not None:
-            yield given
-            return
         total = self.host.info.patches
         count = partial.counts.get(layer + 1, 1)
         while count < total:
