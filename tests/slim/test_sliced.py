@@ -141,6 +141,9 @@ def test_another_image_size_and_a_slim_model_are_refused() -> None:
     slim: Any = ps.apply(model, plan_of(model, PYRAMID))
     with pytest.raises(ps.PlanError, match="17 tokens and got 26"):
         slim(make_images(1, 40))
+    fixed = make_host()
+    with pytest.raises(ps.PlanError, match="32×32 pixels and got 40×40"):
+        ps.apply(fixed, plan_of(fixed, PYRAMID))(make_images(1, 40))
     with pytest.raises(ps.UnsupportedModel, match="slim already"):
         ps.apply(slim, slim.plan)
 

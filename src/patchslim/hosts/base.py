@@ -93,8 +93,8 @@ class Host(Protocol):
     def readout_moment(self, tokens: Tensor) -> Tensor:
         """R of the impact recursion over the output of the last block: (B, n, d) → (B, n, n)."""
 
-    def with_blocks(self, blocks: Sequence[nn.Module]) -> nn.Module:
-        """Put other blocks in place of the model's own (changes the model) and return it."""
+    def slimmed_(self, blocks: Sequence[nn.Module]) -> nn.Module:
+        """Put slim blocks in place of the model's own (changes the model) and return it."""
 
     def spec(self) -> Mapping[str, Any]:
         """JSON-able settings from which the family can build the host again."""

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from patchslim.hosts import timm_block
 from patchslim.hosts.base import BlockShape, HostInfo, Readout
 from patchslim.hosts.timm_check import check
+from patchslim.hosts.timm_embed import matmul_embed
 from patchslim.hosts.timm_spec import describe
 
 
@@ -68,8 +69,9 @@ class TimmViT:
         rows[:, :, first:] = _pool_attention(self.model.attn_pool, self.model.norm(tokens)[:, first:])
         return rows.transpose(1, 2) @ rows / rows.shape[1]
 
-    def with_blocks(self, blocks: Sequence[nn.Module]) -> nn.Module:
-        """Put other blocks in place of the model's own and return the model."""
+    def slimmed_(self, blocks: Sequence[nn.Module]) -> nn.Module:
+        """Put slim blocks and the faster patch embedding in place of the model's own and return the model."""
+        self.model.patch_embed = matmul_embed(self.model.patch_embed)
         self.model.blocks = nn.Sequential(*blocks)
         return self.model  # type: ignore[no-any-return]
 

@@ -73,7 +73,7 @@ def apply(model: nn.Module, plan: SlimPlan, tuned: Mapping[str, Tensor] | None =
     pairs = zip(host.blocks, plan.counts, strict=True)
     blocks = [SlimBlock(block, host.run_block, prefix + count, carry) for block, count in pairs]
     _sort_at_entrance(blocks, plan, host.info, next(host.model.parameters()).device)
-    slim: Any = host.with_blocks(blocks)
+    slim: Any = host.slimmed_(blocks)
     slim.plan, slim.host_info, slim.host_spec = plan, host.info, spec
     return slim  # type: ignore[no-any-return]
 

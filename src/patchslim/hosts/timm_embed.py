@@ -1,0 +1,45 @@
+"""The patch embedding as a reshape and one matrix product: the same numbers as timm's strided convolution, sooner."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch.nn.functional as F
+from timm.layers import Format
+from torch import Tensor, nn
+
+from patchslim.errors import PlanError
+
+
+class MatmulPatchEmbed(nn.Module):
+    """Stands in for a timm PatchEmbed whose patches do not overlap; holds its parts under their own names."""
+
+    def __init__(self, embed: Any) -> None:
+        super().__init__()
+        self.proj, self.norm = embed.proj, embed.norm
+        self.img_size, self.patch_size = embed.img_size, embed.patch_size
+        self.grid_size, self.num_patches = embed.grid_size, embed.num_patches
+        self.flatten, self.output_fmt = embed.flatten, embed.output_fmt
+        self.strict_img_size, self.dynamic_img_pad = embed.strict_img_size, embed.dynamic_img_pad
+
+    def forward(self, images: Tensor) -> Tensor:
+        """(B, C, H, W) → (B, N, d), patches row by row."""
+        batch, channels, *size = images.shape
+        if tuple(size) != tuple(self.img_size):
+            wanted = "×".join(str(side) for side in self.img_size)
+            raise PlanError(f"This slim model takes images of {wanted} pixels and got {size[0]}×{size[1]}.")
+        (rows, columns), (height, width) = self.grid_size, self.patch_size
+        images = images[:, :, : rows * height, : columns * width]  # a last part of a patch is left out, as timm does
+        x = images.reshape(batch, channels, rows, height, columns, width).permute(0, 2, 4, 1, 3, 5)
+        x = F.linear(x.reshape(batch, rows * columns, -1), self.proj.weight.flatten(1), self.proj.bias)
+        return self.norm(x)  # type: ignore[no-any-return]
+
+
+def matmul_embed(embed: Any) -> nn.Module:
+    """The faster stand-in where it is the same thing, else the embedding itself."""
+    plain = embed.flatten and embed.output_fmt == Format.NCHW and not embed.dynamic_img_pad
+    proj = embed.proj
+    fits = proj.kernel_size == proj.stride == tuple(embed.patch_size) and proj.groups == 1
+    unpadded = proj.padding in ((0, 0), "valid") and tuple(proj.dilation) == (1, 1)
+    same = type(proj) is nn.Conv2d and plain and fits and unpadded
+    return MatmulPatchEmbed(embed) if same else embed
