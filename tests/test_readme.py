@@ -2,6 +2,7 @@
 
 import json
 import re
+import runpy
 import shlex
 import subprocess
 from pathlib import Path
@@ -69,3 +70,13 @@ def test_the_accuracy_table_is_what_was_measured() -> None:
     assert len(rows) == 3
     for top1 in rows:
         assert top1 in found
+
+
+def test_the_tables_in_the_docs_are_the_raw_files(capsys: pytest.CaptureFixture[str]) -> None:
+    tables = runpy.run_path(str(ROOT / "benchmarks" / "tables.py"))
+    for name in ("score_table", "tolerance_table", "stale_table", "speed_table"):
+        tables[name]()
+    page = (ROOT / "docs" / "results.md").read_text(encoding="utf-8")
+    shown = [line for line in capsys.readouterr().out.splitlines() if line]
+    assert len(shown) > 20
+    assert [line for line in shown if line not in page] == []
