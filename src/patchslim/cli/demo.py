@@ -16,7 +16,7 @@ from patchslim.cli.common import AsJson, console, open_model
 from patchslim.cli.progress import show_search
 from patchslim.data import open_images
 from patchslim.files import write_json
-from patchslim.hosts import inspect
+from patchslim.hosts import HostInfo, inspect
 from patchslim.measure import compare, evaluate
 from patchslim.plan import SlimPlan
 from patchslim.report import draw_kept
@@ -57,7 +57,7 @@ def demo(
     if as_json:
         print(json.dumps({"run": str(out), "picture": str(out / PICTURE)} | metrics))
     else:
-        show(metrics, out)
+        show(metrics, out, inspect(host))
 
 
 def remove_old_demo(folder: Path) -> None:
@@ -89,7 +89,7 @@ def measure(host: nn.Module, slim: nn.Module) -> dict[str, Any]:
     }
 
 
-def show(metrics: dict[str, Any], out: Path) -> None:
+def show(metrics: dict[str, Any], out: Path, info: HostInfo) -> None:
     """The before/after table, and where everything is."""
     table = Table(title="digits_vit, before and after")
     for name in ("", "host", "slim", "change"):
@@ -101,7 +101,9 @@ def show(metrics: dict[str, Any], out: Path) -> None:
     slim_rate, host_rate = metrics["throughput"], metrics["baseline_throughput"]
     table.add_row("images/s, batch 64", f"{host_rate:.0f}", f"{slim_rate:.0f}", f"{slim_rate / host_rate:.2f}×")
     for block, patches in enumerate(metrics["patches_per_block"], start=1):
-        table.add_row(f"tokens computed, block {block}", "65", f"{patches + 1}", f"{(patches + 1) / 65 - 1:+.0%}")
+        tokens = info.prefix_tokens + patches
+        change = f"{tokens / info.tokens - 1:+.0%}"
+        table.add_row(f"tokens computed, block {block}", str(info.tokens), str(tokens), change)
     stdout = Console()
     stdout.print(table)
     stdout.print(f"run folder: {out}   picture: {out / PICTURE}", highlight=False)

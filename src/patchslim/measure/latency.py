@@ -35,7 +35,6 @@ def time_side_by_side(
     dtype: str = "float32",
     compile_models: bool = False,
     seconds: float = 3.0,
-    progress: Callable[[], None] = lambda: None,
 ) -> list[Timing]:
     """Time models on one batch in turns, so that a slow moment of the machine falls on all of them alike.
 
@@ -51,7 +50,6 @@ def time_side_by_side(
     for _ in range(rounds):
         for own, call in zip(times, calls, strict=True):
             own.append(_seconds(call, batch.device))
-        progress()
     return [_timing(own) for own in times]
 
 

@@ -56,9 +56,7 @@ class Network:
         return self.host.run_block(block, x, self.info.prefix_tokens + count, self.carry)
 
     def join(self, computed: Tensor, before: Tensor) -> Tensor:
-        """A block's output from the rows it computes: with `carry`, the others follow as they came in."""
-        if not self.carry:
-            return computed
+        """A carrying block's output from the rows it computes: the others follow as they came in."""
         return torch.cat([computed, before[:, computed.shape[1] :]], dim=1)
 
     def next_output(self, partial: Partial, layer: int, x: Tensor) -> Tensor:
