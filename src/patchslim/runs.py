@@ -26,6 +26,7 @@ from patchslim.slim import apply, load
 from patchslim.slim.store import CONFIG, METRICS, PLAN, SEARCH, holds_run, write_run
 
 STARTED, LOG = "started.json", "log.jsonl"
+SOURCE = "source"  # where the images lay; the fingerprint, not the place, decides whether they are the same
 
 
 def check_folder(folder: Path, resume: bool) -> None:
@@ -127,7 +128,7 @@ def _check_same(folder: Path, path: Path, started: Mapping[str, Any]) -> None:
         return
     before = read_json(path, RunError, "run's settings")
     for name, value in started.items():
-        if before.get(name) != value:
+        if name != SOURCE and before.get(name) != value:
             raise RunError(
                 f"{folder} was started with other {name} ({_difference(before.get(name), value)}); "
                 "resume with the same, or choose another folder with --out."

@@ -66,6 +66,7 @@ def test_slim_eval_bench(run: Run, tmp_path: Path) -> None:
     assert config["settings"]["target_macs"] == 0.5
     assert config["settings"]["seed"] == 0
     assert config["images"]["count"] == 48
+    assert config["source"] == "digits"
     assert {"patchslim", "torch", "timm", "python"} <= config["versions"].keys()
     for line in (tmp_path / "a" / "log.jsonl").read_text().splitlines():
         assert "event" in json.loads(line)
@@ -106,6 +107,8 @@ def test_resume_and_folders_that_hold_something(run: Run, tmp_path: Path) -> Non
     code, out, _ = run(*command, "--resume", "--json")
     assert code == 0
     assert json.loads(out)["macs_ratio"] <= 0.5
+    moved = [word if word != "digits" else "digits:train" for word in command]
+    assert run(*moved, "--resume")[0] == 0  # the same images by another name
     refused(run(*command, "--resume", "--seed", "1"), "started with other settings (seed 0, now 1)")
     assert {path.name: path.read_bytes() for path in (tmp_path / "a").iterdir()} == before
     (tmp_path / "b").mkdir()

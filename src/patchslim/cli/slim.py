@@ -31,7 +31,7 @@ from patchslim.errors import RunError
 from patchslim.hosts import HostInfo, inspect
 from patchslim.hosts.weights import weights_fingerprint
 from patchslim.plan import Removed
-from patchslim.runs import check_folder, make_run
+from patchslim.runs import SOURCE, check_folder, make_run
 from patchslim.search import SearchConfig
 from patchslim.search.budget import check_reachable, reachable
 from patchslim.search.config import Score
@@ -95,6 +95,7 @@ def slim(
         "settings": config.as_dict(),
         "weights": weights_fingerprint(network),
         "images": {"count": len(source), "fingerprint": source.fingerprint},
+        SOURCE: data,
     }
     with show_search(info) as listen:
         metrics = make_run(network.to(place), source, config, folder, started, listen)
