@@ -11,7 +11,10 @@ from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
 import patchslim as ps
-from patchslim.plan import SlimPlan, make_plan
+from patchslim.hosts import open_host
+from patchslim.plan import PredictorSpec, SlimPlan, build_plan, make_plan
+from patchslim.slim.assemble import name_predictors
+from patchslim.slim.predictor import make_predictor, predictor_fingerprint
 
 SMALL: dict[str, Any] = {
     "img_size": 32,
@@ -83,3 +86,61 @@ def slim_of(kind: str = "class", removed: Any = "drop") -> tuple[nn.Module, Any]
     """A small host and its slim model."""
     model = make_host(kind)
     return model, ps.apply(model, plan_of(model, PYRAMID, removed))
+
+
+COUNTS = [13, 9, 6, 3]
+
+
+def predictors_of(model: nn.Module, layers: list[int], kind: Any = "mlp", seed: int = 3) -> dict[str, Tensor]:
+    """Untrained G for some blocks, under the host's names, far enough from constant to choose differently per image."""
+    torch.manual_seed(seed)
+    host = open_host(model)
+    made = {layer: make_predictor(host.info, kind, 4) for layer in layers}
+    for predictor in made.values():
+        for parameter in predictor.parameters():
+            nn.init.normal_(parameter, std=2.0)
+    return name_predictors(host, made)
+
+
+def per_image_plan(
+    model: nn.Module,
+    select: Any,
+    removed: Any = "drop",
+    counts: list[int] | None = None,
+    *,
+    kind: Any = "mlp",
+    thresholds: list[float] | None = None,
+    drops: list[int] | None = None,
+) -> tuple[SlimPlan, dict[str, Tensor]]:
+    """A plan by which images choose for themselves, and the weights it needs."""
+    info = ps.inspect(model)
+    counts = list(counts or COUNTS)
+    if info.readout in ("class", "class+distillation"):
+        counts[-1] = 0
+    fields: dict[str, Any] = {"select": select, "removed": removed, "patches_per_block": counts, "drops": drops or []}
+    if select == "matched":
+        return build_plan(info, **fields), {}
+    spec = PredictorSpec(
+        kind=kind,
+        hidden=4,
+        mode="top-k" if thresholds is None else "threshold",
+        thresholds=thresholds,
+        average_macs=None if thresholds is None else 0,
+        weights="",
+    )
+    layers = build_plan(info, **fields, predictor=spec).choosing
+    weights = predictors_of(model, layers, kind)
+    spec = spec.model_copy(update={"weights": predictor_fingerprint(weights)})
+    return build_plan(info, **fields, predictor=spec), weights
+
+
+def merge_plan(model: nn.Module, kept: list[list[int]] | None = None) -> SlimPlan:
+    """Static merge: every removed patch joins the kept one nearest by number, each fifth one is dropped."""
+    base = plan_of(model, kept or PYRAMID)
+    alive, into = set(range(base.host.patches)), [-1] * base.host.patches
+    for block in base.kept:
+        for patch in alive - set(block):
+            if block and patch % 5:
+                into[patch] = min(block, key=lambda other: (abs(other - patch), other))
+        alive = set(block)
+    return build_plan(ps.inspect(model), removed="merge", kept=base.kept, into=into)

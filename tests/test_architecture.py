@@ -7,7 +7,7 @@ import patchslim
 
 # Rooms in the order in which data passes through them.
 ORDER = (
-    *("version", "errors", "files", "hosts", "plan", "macs", "data", "scores", "search", "slim"),
+    *("version", "errors", "files", "hosts", "plan", "macs", "data", "scores", "slim", "search"),
     *("api", "runs", "measure", "report", "cli"),
 )
 SOURCE = Path(patchslim.__file__).parent

@@ -42,7 +42,7 @@ def test_save_and_load(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"version": 2}, "version 2"),
+        ({"version": 99}, "version 99"),
         ({"colour": "red"}, "unknown key 'colour'"),
         ({"kept": [[0, 1], [0, 2], [0], []]}, "not nested: block 2 keeps patch 2"),
         ({"kept": [[0, 16], [0], [0], []]}, "patches are 0 to 15"),

@@ -1,17 +1,18 @@
 """Closed-form multiply-accumulates of a host and of a plan for it. One multiply-add counts as one.
 
 Matrix products only (linear layers, the patch embedding, both products of attention), as the field counts;
-equal to torch's flop counter halved, with fused attention off.
+equal to torch's flop counter halved, with fused attention off. What choosing and merging patches costs is counted too.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from torch import nn
 
 from patchslim.hosts import BlockShape, HostInfo, inspect
-from patchslim.plan import Removed, SlimPlan
+from patchslim.plan import PredictorSpec, Removed, Select, SlimPlan
 
 
 def block_macs(shape: BlockShape, n_in: int, n: int) -> int:
@@ -23,12 +24,62 @@ def block_macs(shape: BlockShape, n_in: int, n: int) -> int:
     return 2 * n_in * projection + 2 * n * projection + 2 * n * n_in * shape.attention_width + n * shape.mlp_macs
 
 
-def macs_of_counts(info: HostInfo, counts: Sequence[int], removed: Removed = "drop") -> int:
-    """MACs when block `l` keeps `counts[l - 1]` patches."""
+def merge_macs(shape: BlockShape, kept: int, gone: int) -> int:
+    """Averaging `gone` patches into some of `kept`: a 0/1 matrix times tokens with their size as one more channel."""
+    return kept * gone * (shape.width + 1)
+
+
+def match_macs(info: HostInfo, shape: BlockShape, patches: int) -> int:
+    """Pairing `patches` patches by similarity of their mean keys, and the class token's attention beside it."""
+    halves = (patches + 1) // 2 * (patches // 2)
+    importance = 0 if info.reads_patches else (shape.width + info.prefix_tokens + patches) * shape.attention_width
+    return halves * (shape.attention_width // info.heads) + importance
+
+
+def predictor_macs(info: HostInfo, spec: PredictorSpec, patches: int) -> int:
+    """One G on `patches` patches."""
+    if spec.kind == "pool":
+        return info.patches**2
+    return patches * (info.width + 1) * spec.hidden
+
+
+def choice_macs(
+    info: HostInfo,
+    layer: int,
+    patches: int,
+    kept: int,
+    *,
+    select: Select = "static",
+    merges: bool = False,
+    predictor: PredictorSpec | None = None,
+) -> int:
+    """What block `layer` (from 1) spends on choosing `kept` of `patches` patches and on merging the others."""
+    shape, gone = info.blocks[layer - 1], patches - kept
+    if gone == 0 or kept == 0:
+        return 0
+    if select == "matched":
+        pairs = merge_macs(shape, patches // 2, gone) if merges else 0  # only the second half takes any in
+        return match_macs(info, shape, patches) + pairs
+    total = predictor_macs(info, predictor, patches) if predictor is not None else 0
+    if merges:
+        total += merge_macs(shape, kept, gone) if select == "predicted" else kept * gone * shape.width
+        total += kept * gone * (shape.attention_width // info.heads) if select == "predicted" else 0
+    return total
+
+
+def macs_of_counts(info: HostInfo, counts: Sequence[int], removed: Removed = "drop", **choice: Any) -> int:
+    """MACs when block `l` keeps `counts[l - 1]` patches.
+
+    `choice` is what `choice_macs` takes: select and predictor; and `drops`, the blocks that drop where others merge.
+    """
+    drops = choice.pop("drops", ())
     total, n_in = info.embed_macs, info.tokens
-    for shape, count in zip(info.blocks, counts, strict=True):
+    for layer, (shape, count) in enumerate(zip(info.blocks, counts, strict=True), start=1):
         n = info.prefix_tokens + count
         total += block_macs(shape, n_in, n)
+        if removed != "carry":
+            merges = removed == "merge" and layer not in drops
+            total += choice_macs(info, layer, n_in - info.prefix_tokens, count, merges=merges, **choice)
         n_in = info.tokens if removed == "carry" else n
     read = n_in if info.head_reads_prefix else n_in - info.prefix_tokens
     return total + info.head_macs + read * info.head_macs_per_token
@@ -37,6 +88,33 @@ def macs_of_counts(info: HostInfo, counts: Sequence[int], removed: Removed = "dr
 def host_macs(info: HostInfo) -> int:
     """MACs of the unslimmed host."""
     return macs_of_counts(info, [info.patches] * info.depth)
+
+
+def plan_macs(info: HostInfo, plan: SlimPlan) -> int:
+    """MACs per image under a plan; the average over its calibration images where images differ."""
+    if plan.predictor is not None and plan.predictor.average_macs is not None:
+        return plan.predictor.average_macs
+    return macs_under(info, plan, plan.counts)
+
+
+def macs_under(info: HostInfo, plan: SlimPlan, counts: Sequence[int]) -> int:
+    """MACs of one image that keeps `counts` under a plan."""
+    if plan.into is not None:
+        return _static_merge_macs(info, plan)
+    return macs_of_counts(
+        info, counts, plan.removed, select=plan.select, predictor=plan.predictor, drops=tuple(plan.drops)
+    )
+
+
+def _static_merge_macs(info: HostInfo, plan: SlimPlan) -> int:
+    """Static groups: a block whose removed patches merge into none has no product to pay for."""
+    into = plan.into or []
+    alive, drops = set(range(info.patches)), []
+    for layer, kept in enumerate(plan.kept, start=1):
+        if all(into[patch] < 0 for patch in alive - set(kept)):
+            drops.append(layer)
+        alive = set(kept)
+    return macs_of_counts(info, plan.counts, "merge", drops=tuple(drops))
 
 
 def count_macs(model: nn.Module, plan: SlimPlan | None = None) -> int:
@@ -48,4 +126,4 @@ def count_macs(model: nn.Module, plan: SlimPlan | None = None) -> int:
     if plan is None:
         return host_macs(info)
     plan.check_fits(info)
-    return macs_of_counts(info, plan.counts, plan.removed)
+    return plan_macs(info, plan)

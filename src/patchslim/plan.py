@@ -1,8 +1,12 @@
-"""SlimPlan: which patches each block computes, and for which model. Plain data, checked, kept as versioned JSON."""
+"""SlimPlan: which patches each block computes, how they are chosen, and for which model.
+
+Plain data, checked, kept as versioned JSON.
+"""
 
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -12,9 +16,13 @@ from patchslim.errors import PlanError
 from patchslim.files import read_json, write_text
 from patchslim.hosts.base import HostInfo
 
-PLAN_VERSION = 1
-Select = Literal["static"]
-Removed = Literal["drop", "carry"]
+PLAN_VERSION = 2
+OLDEST_VERSION = 1  # static drop and carry only; reads as it is
+Select = Literal["static", "predicted", "matched"]
+Removed = Literal["drop", "carry", "merge"]
+Mode = Literal["top-k", "threshold"]
+PredictorKind = Literal["mlp", "pool"]
+STAYS = -1  # in `into`: this patch merges into none
 
 
 class HostShape(BaseModel):
@@ -38,11 +46,27 @@ class HostShape(BaseModel):
         return cls(**fields, grid=list(info.grid))
 
 
-class SlimPlan(BaseModel):
-    """Kept patches per block (the paper's masks m_1 … m_L), what becomes of removed ones, and how it came about.
+class PredictorSpec(BaseModel):
+    """The module G of the paper's dynamic variant: which one, how its scores choose, and whose weights it needs."""
 
-    `kept[l - 1]` lists, in ascending order, the patches block `l` computes; patches are numbered 0 … N-1 row by
-    row, prefix tokens are not counted and always computed. Later blocks keep a subset of earlier ones.
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    kind: PredictorKind = "mlp"
+    hidden: int = Field(default=0, ge=0)  # width of the MLP's hidden layer
+    mode: Mode = "top-k"
+    thresholds: list[float] | None = None  # per block, for mode threshold: patches with a higher score stay
+    average_macs: int | None = Field(default=None, ge=0)  # mean over the images it was calibrated on
+    weights: str  # fingerprint of the weights trained with this plan
+
+
+class SlimPlan(BaseModel):
+    """How many patches each block computes, which, what becomes of the others, and how it came about.
+
+    `static`: `kept[l - 1]` lists, in ascending order, the patches block `l` computes (the paper's masks m_1 … m_L);
+    patches are numbered 0 … N-1 row by row, prefix tokens are not counted and always computed. Later blocks keep a
+    subset of earlier ones. With `merge`, `into[i]` is the patch that patch `i` joins in the block that removes it.
+    `predicted` and `matched`: every image chooses its own, `patches_per_block` of them; with `merge`, the blocks in
+    `drops` drop instead.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
@@ -51,15 +75,34 @@ class SlimPlan(BaseModel):
     host: HostShape
     select: Select = "static"
     removed: Removed = "drop"
-    kept: list[list[int]]
+    patches_per_block: list[int] | None = None
+    drops: list[int] = Field(default_factory=list)
+    predictor: PredictorSpec | None = None
+    into: list[int] | None = None
     provenance: dict[str, Any] = Field(default_factory=dict)
+    kept: list[list[int]] = Field(default_factory=list)
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        if self.version != PLAN_VERSION:
-            raise ValueError(f"plan version {self.version} is not {PLAN_VERSION}")
-        if len(self.kept) != self.host.depth:
-            raise ValueError(f"it has {len(self.kept)} blocks where the model has {self.host.depth}")
+        if not OLDEST_VERSION <= self.version <= PLAN_VERSION:
+            raise ValueError(f"plan version {self.version} is not {OLDEST_VERSION} to {PLAN_VERSION}")
+        if self.select == "static":
+            self._check_static()
+        else:
+            self._check_per_image()
+        if self.host.readout in ("mean", "attention-pool") and not self.counts[-1]:
+            raise ValueError(f"the {self.host.readout} readout needs at least one patch in the last block")
+        return self
+
+    def _check_depth(self, blocks: int) -> None:
+        if blocks != self.host.depth:
+            raise ValueError(f"it has {blocks} blocks where the model has {self.host.depth}")
+
+    def _check_static(self) -> None:
+        """Nested patch lists, and groups that follow them."""
+        if self.patches_per_block is not None or self.predictor is not None or self.drops:
+            raise ValueError("a static plan lists its patches in kept; it has no counts, predictor or drops beside it")
+        self._check_depth(len(self.kept))
         outer = set(range(self.host.patches))
         for block, kept in enumerate(self.kept, start=1):
             if sorted(set(kept)) != kept:
@@ -73,23 +116,102 @@ class SlimPlan(BaseModel):
                 patch = min(set(kept) - outer)
                 raise ValueError(f"it is not nested: block {block} keeps patch {patch}, an earlier one does not")
             outer = set(kept)
-        if self.host.readout in ("mean", "attention-pool") and not self.kept[-1]:
-            raise ValueError(f"the {self.host.readout} readout needs at least one patch in the last block")
-        return self
+        if (self.removed == "merge") != (self.into is not None):
+            raise ValueError("a static plan has groups (into) exactly when removed patches merge")
+        if self.into is not None:
+            self._check_groups(self.into)
+
+    def _check_groups(self, into: list[int]) -> None:
+        if len(into) != self.host.patches:
+            raise ValueError(f"into has {len(into)} entries for {self.host.patches} patches")
+        stays = self._stays()
+        for patch, target in enumerate(into):
+            if target == STAYS:
+                continue
+            if not 0 <= target < self.host.patches or stays[target] <= stays[patch]:
+                raise ValueError(f"patch {patch} merges into {target}, which is not there when {patch} leaves")
+
+    def _check_per_image(self) -> None:
+        """Counts that fall, and what the way of choosing needs."""
+        if self.kept or self.into is not None or self.patches_per_block is None:
+            raise ValueError(f"a {self.select} plan has patches_per_block, not lists of patches")
+        if self.removed == "carry":
+            raise ValueError("carry goes with static plans only")
+        self._check_depth(len(self.patches_per_block))
+        above = self.host.patches
+        for block, count in enumerate(self.patches_per_block, start=1):
+            if not 0 <= count <= above:
+                raise ValueError(f"block {block} keeps {count} patches of {above} that come in")
+            if count == 0 and block < self.host.depth:
+                raise ValueError(f"block {block} keeps no patch; at least one stays until the last block")
+            if self.select == "matched" and 0 < count < above // 2:
+                raise ValueError(
+                    f"block {block} keeps {count} of {above} patches; matching in pairs keeps at least half"
+                )
+            above = count
+        strays = [block for block in self.drops if not 1 <= block <= self.host.depth]
+        if strays or (self.drops and self.removed != "merge"):
+            raise ValueError("drops lists blocks of a plan that merges elsewhere")
+        self._check_predictor()
+
+    def _check_predictor(self) -> None:
+        spec = self.predictor
+        if (self.select == "predicted") != (spec is not None):
+            raise ValueError("a plan has a predictor exactly when its patches are predicted")
+        if spec is None:
+            return
+        if (spec.mode == "threshold") != (spec.thresholds is not None and spec.average_macs is not None):
+            raise ValueError("thresholds and average_macs go with mode threshold, and it needs them")
+        if spec.mode == "threshold" and self.removed != "drop":
+            raise ValueError("with a threshold, removed patches are dropped")
+        if spec.thresholds is not None:
+            self._check_depth(len(spec.thresholds))
+            if not all(math.isfinite(threshold) for threshold in spec.thresholds):
+                raise ValueError("a threshold is not a finite number")
 
     @property
     def counts(self) -> tuple[int, ...]:
-        """Patches kept per block, block 1 first."""
+        """Patches kept per block, block 1 first (for mode threshold: about the average)."""
+        if self.patches_per_block is not None:
+            return tuple(self.patches_per_block)
         return tuple(len(kept) for kept in self.kept)
+
+    @property
+    def per_image(self) -> bool:
+        """Whether every image chooses its own patches."""
+        return self.select != "static"
+
+    @property
+    def mode(self) -> Mode:
+        """threshold where images keep different numbers of patches, else top-k."""
+        return "top-k" if self.predictor is None else self.predictor.mode
+
+    @property
+    def choosing(self) -> list[int]:
+        """The blocks (from 1) of a per-image plan that choose among the patches that come in."""
+        above = (self.host.patches, *self.counts)
+        layers = [layer for layer, count in enumerate(self.counts, start=1) if 0 < count < above[layer - 1]]
+        # Where the head reads patches, all images have to end with equally many.
+        ends_alike = self.mode == "threshold" and self.counts[-1] > 0 and self.host.depth not in layers
+        return [*layers, self.host.depth] if ends_alike else layers
+
+    def merges(self, block: int) -> bool:
+        """Whether block `block` (from 1) merges what it removes. The last one has nothing to merge into at count 0."""
+        return self.removed == "merge" and block not in self.drops and self.counts[block - 1] > 0
+
+    def _stays(self) -> list[int]:
+        """How many blocks compute each patch of a static plan."""
+        stays = [0] * self.host.patches
+        for kept in self.kept:
+            for patch in kept:
+                stays[patch] += 1
+        return stays
 
     @property
     def order(self) -> list[int]:
         """All patches, those that stay longest first: each block's kept set is a prefix of this list."""
-        leaves = [0] * self.host.patches
-        for kept in self.kept:
-            for patch in kept:
-                leaves[patch] += 1
-        return sorted(range(self.host.patches), key=lambda patch: (-leaves[patch], patch))
+        stays = self._stays()
+        return sorted(range(self.host.patches), key=lambda patch: (-stays[patch], patch))
 
     def check_fits(self, info: HostInfo) -> None:
         """Raise PlanError unless the plan was made for a model of this name and shape."""
@@ -103,11 +225,13 @@ class SlimPlan(BaseModel):
                 )
 
     def to_json(self) -> str:
-        """The plan as JSON, one line per block, the same bytes for the same plan."""
-        fields = self.model_dump()
-        kept = ",\n    ".join(json.dumps(block) for block in fields.pop("kept"))
-        rest = json.dumps(fields, indent=2)
-        return rest.removesuffix("\n}") + f',\n  "kept": [\n    {kept}\n  ]\n}}\n'
+        """The plan as JSON, one line per block of a static plan, the same bytes for the same plan."""
+        unused = {name for name in ("patches_per_block", "drops", "predictor", "into") if not getattr(self, name)}
+        text = json.dumps(self.model_dump(exclude=unused | {"kept"}), indent=2)
+        if not self.per_image:
+            lines = ",\n    ".join(json.dumps(block) for block in self.kept)
+            text = text.removesuffix("\n}") + f',\n  "kept": [\n    {lines}\n  ]\n}}'
+        return text + "\n"
 
     def save(self, path: str | Path) -> None:
         """Write the plan as JSON, whole or not at all."""
@@ -143,13 +267,13 @@ def explain(error: ValidationError) -> str:
 def make_plan(
     info: HostInfo, kept: list[list[int]], removed: Removed = "drop", provenance: dict[str, Any] | None = None
 ) -> SlimPlan:
-    """A plan for a host from patch lists in any order; PlanError when they do not make one."""
+    """A static plan for a host from patch lists in any order; PlanError when they do not make one."""
+    return build_plan(info, removed=removed, kept=[sorted(block) for block in kept], provenance=provenance or {})
+
+
+def build_plan(info: HostInfo, **fields: Any) -> SlimPlan:
+    """A plan of any kind for a host; PlanError when the fields do not make one."""
     try:
-        return SlimPlan(
-            host=HostShape.of(info),
-            removed=removed,
-            kept=[sorted(block) for block in kept],
-            provenance=provenance or {},
-        )
+        return SlimPlan(host=HostShape.of(info), **fields)
     except ValidationError as error:
-        raise PlanError(f"These kept patches do not make a plan: {explain(error)}.") from None
+        raise PlanError(f"These patches do not make a plan: {explain(error)}.") from None

@@ -139,7 +139,7 @@ def test_host_parts_put_together_are_the_host(kind: str) -> None:
     for block in host.blocks:
         attention = host.attention(block, x, x.shape[1])
         assert torch.allclose(attention.sum(-1), torch.ones(()))
-        x = host.run_block(block, x, x.shape[1])
+        x = host.math.run(block, x, x.shape[1])
     assert relative(host.logits(x), model(images)) <= 1e-5
 
 

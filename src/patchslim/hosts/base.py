@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 from torch import Tensor, nn
+
+from patchslim.hosts.attention import Mix
 
 Readout = Literal["class", "class+distillation", "mean", "attention-pool"]
 
@@ -44,6 +46,11 @@ class HostInfo:
     head_reads_prefix: bool  # whether the pool reads prefix tokens too
 
     @property
+    def reads_patches(self) -> bool:
+        """Whether the head reads patches of the last block, not only prefix tokens."""
+        return self.readout in ("mean", "attention-pool")
+
+    @property
     def tokens(self) -> int:
         """Tokens that enter block 1: prefix and patches."""
         return self.prefix_tokens + self.patches
@@ -57,11 +64,32 @@ class HostInfo:
         )
 
 
-class RunBlock(Protocol):
-    """Runs a block with queries from the first `n` tokens and keys and values from all (paper, Eq. 2)."""
+class Incoming(NamedTuple):
+    """A block's input, normalised and projected: x and y = LN1(x) (B, n_in, d), k and v (B, H, n_in, d_h)."""
 
-    def __call__(self, block: nn.Module, x: Tensor, n: int, carry: bool = False) -> Tensor:
-        """x (B, n_in, d) → (B, n, d), or (B, n_in, d) when the others are carried along unchanged."""
+    x: Tensor
+    y: Tensor
+    k: Tensor
+    v: Tensor
+
+
+class BlockMath(Protocol):
+    """How to compute with the parts of a family's blocks, for some of the tokens. Stateless."""
+
+    def run(self, block: nn.Module, x: Tensor, n: int, carry: bool = False) -> Tensor:
+        """Queries from the first `n` tokens, keys and values from all (paper, Eq. 2).
+
+        x (B, n_in, d) → (B, n, d), or (B, n_in, d) when the others are carried along unchanged.
+        """
+
+    def read(self, block: nn.Module, x: Tensor) -> Incoming:
+        """What a block knows of its input before it computes anything: x (B, n_in, d)."""
+
+    def compute(self, block: nn.Module, kept: Tensor, incoming: Incoming, mix: Mix) -> Tensor:
+        """Queries from `kept` (B, n, d), keys and values from `incoming` → (B, n, d)."""
+
+    def class_attention(self, block: nn.Module, incoming: Incoming, size: Tensor | None) -> Tensor:
+        """How the first token attends to all, averaged over heads: (B, n_in), rows sum to 1."""
 
 
 class Host(Protocol):
@@ -69,7 +97,7 @@ class Host(Protocol):
 
     model: nn.Module
     info: HostInfo
-    run_block: RunBlock
+    math: BlockMath
 
     @property
     def blocks(self) -> Sequence[nn.Module]:

@@ -11,7 +11,7 @@ from timm.models.deit import VisionTransformerDistilled
 from torch import Tensor, nn
 
 from patchslim.hosts import timm_block
-from patchslim.hosts.base import BlockShape, HostInfo, Readout
+from patchslim.hosts.base import BlockMath, BlockShape, HostInfo, Readout
 from patchslim.hosts.timm_check import check
 from patchslim.hosts.timm_embed import matmul_embed
 from patchslim.hosts.timm_spec import describe
@@ -24,7 +24,7 @@ class TimmViT:
         check(model)
         self.model: Any = model
         self.info = _info(model)
-        self.run_block = timm_block.run_block
+        self.math: BlockMath = timm_block.TimmBlockMath()
 
     @property
     def blocks(self) -> Sequence[nn.Module]:

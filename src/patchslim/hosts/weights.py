@@ -83,8 +83,13 @@ def load_part_(model: nn.Module, weights: Mapping[str, Tensor]) -> None:
 
 def weights_fingerprint(model: nn.Module) -> str:
     """A short hash of names and numbers: two models have the same one only if their weights are the same."""
+    return tensors_fingerprint(model.state_dict())
+
+
+def tensors_fingerprint(tensors: Mapping[str, Tensor]) -> str:
+    """A short hash of some weights."""
     digest = hashlib.sha256()
-    for name, tensor in model.state_dict().items():
+    for name, tensor in tensors.items():
         digest.update(name.encode())
         digest.update(tensor.detach().cpu().contiguous().view(torch.uint8).numpy().data)
     return digest.hexdigest()[:16]

@@ -53,7 +53,7 @@ class Network:
 
     def run(self, block: nn.Module, x: Tensor, count: int) -> Tensor:
         """A slimmed block on sorted tokens that computes `count` patches."""
-        return self.host.run_block(block, x, self.info.prefix_tokens + count, self.carry)
+        return self.host.math.run(block, x, self.info.prefix_tokens + count, self.carry)
 
     def join(self, computed: Tensor, before: Tensor) -> Tensor:
         """A carrying block's output from the rows it computes: the others follow as they came in."""

@@ -38,8 +38,7 @@ class TopDown:
     def start(self) -> Partial:
         """Line 1: nothing of the last block but the prefix, if that is what the head reads; else nothing decided."""
         info = self.host.info
-        reads_patches = info.readout in ("mean", "attention-pool")
-        return Partial(list(range(info.patches)), {} if reads_patches else {info.depth: 0})
+        return Partial(list(range(info.patches)), {} if info.reads_patches else {info.depth: 0})
 
     def search(self, tolerance: float, tune: bool, budget: int | None = None) -> Partial:
         """Lines 2 to 11. With a budget in MACs, OverBudget as soon as it can't be met."""

@@ -1,22 +1,43 @@
 """The masked full-shape reference: the paper's Eq. 2 to the letter, with the host's own blocks. Slow; the oracle.
 
 Nothing is dropped here. Every block runs on all tokens in the host's order; masks decide which rows take the new value
-and, for `drop`, which keys may be attended to.
+and which keys may be attended to. Where images choose for themselves, they go one by one, and pairs are found by
+plain loops.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
-from patchslim.hosts import open_host
+from patchslim.hosts import Host, open_host
 from patchslim.plan import SlimPlan
+from patchslim.slim.assemble import load_predictors
+from patchslim.slim.merge import IMPORTANCE, mean_keys
 
 
-def masked_logits(model: nn.Module, plan: SlimPlan, images: Tensor) -> Tensor:
-    """The slimmed network's logits from the unslimmed host: images (B, C, H, W) → (B, classes)."""
+def masked_logits(
+    model: nn.Module, plan: SlimPlan, images: Tensor, tuned: Mapping[str, Tensor] | None = None
+) -> Tensor:
+    """The slimmed network's logits from the unslimmed host: images (B, C, H, W) → (B, classes).
+
+    `tuned` are the weights of G for a plan that predicts; other weights are the model's own.
+    """
     host = open_host(model)
     plan.check_fits(host.info)
+    if not plan.per_image and plan.into is None:
+        return _static_logits(host, plan, images)
+    predictors = load_predictors(host, plan, tuned or {})
+    x = host.embed(images)
+    return torch.cat([_OneImage(host, plan, predictors).logits(tokens) for tokens in x.split(1)])
+
+
+def _static_logits(host: Host, plan: SlimPlan, images: Tensor) -> Tensor:
+    """Drop and carry: the same masks for all images."""
     prefix = host.info.prefix_tokens
     x = host.embed(images)
     alive = torch.ones(host.info.tokens, dtype=torch.bool, device=x.device)
@@ -29,3 +50,96 @@ def masked_logits(model: nn.Module, plan: SlimPlan, images: Tensor) -> Tensor:
         if plan.removed == "drop":
             alive = computed
     return host.logits(x[:, alive])
+
+
+@dataclass
+class _OneImage:
+    """One image's way through the network. `alive` lists its patches in the slim model's order."""
+
+    host: Host
+    plan: SlimPlan
+    predictors: Mapping[int, nn.Module]
+
+    def logits(self, x: Tensor) -> Tensor:
+        """x (1, p + N, d) → (1, classes)."""
+        prefix, patches = self.host.info.prefix_tokens, self.host.info.patches
+        alive, size = list(range(patches)), [1.0] * patches
+        for layer in range(1, self.host.info.depth + 1):
+            kept, into = self._choose(layer, x, alive, size)
+            rows, new_size = x.clone(), list(size)
+            for patch in kept:
+                group = [patch, *(gone for gone, target in into.items() if target == patch)]
+                new_size[patch] = sum(size[member] for member in group)
+                total = sum(x[:, prefix + member] * size[member] for member in group)
+                rows[:, prefix + patch] = total / new_size[patch]
+            computed = [*range(prefix), *(prefix + patch for patch in kept)]
+            out = x.clone()
+            out[:, computed] = self._block(layer, rows, x, alive, size)[:, computed]
+            x = out
+            alive, size = kept, new_size
+        return self.host.logits(x[:, [*range(prefix), *(prefix + patch for patch in sorted(alive))]])
+
+    def _block(self, layer: int, rows: Tensor, x: Tensor, alive: list[int], size: list[float]) -> Tensor:
+        """The host's own block with queries from `rows`, keys and values from `x`, both (1, p + N, d).
+
+        It runs on both at once, `rows` first; only living tokens of `x` may be attended to, log(size) on their logits.
+        """
+        tokens, prefix = x.shape[1], self.host.info.prefix_tokens
+        bias = torch.full((2 * tokens,), -torch.inf, device=x.device)
+        bias[tokens : tokens + prefix] = 0
+        for patch in alive:
+            bias[tokens + prefix + patch] = torch.tensor(size[patch]).log()
+        block: Any = self.host.blocks[layer - 1]
+        mask = bias.to(x).expand(1, 1, 2 * tokens, 2 * tokens)
+        return block(torch.cat([rows, x], dim=1), attn_mask=mask)[:, :tokens]  # type: ignore[no-any-return]
+
+    def _choose(self, layer: int, x: Tensor, alive: list[int], size: list[float]) -> tuple[list[int], dict[int, int]]:
+        """(patches that stay, patch that goes → patch it joins)."""
+        plan, count = self.plan, self.plan.counts[layer - 1]
+        if plan.into is not None:
+            kept, target = plan.kept[layer - 1], plan.into
+            gone = [patch for patch in alive if patch not in kept]
+            return kept, {patch: target[patch] for patch in gone if target[patch] >= 0}
+        if layer not in plan.choosing:
+            return (alive if count else []), {}
+        prefix = self.host.info.prefix_tokens
+        block = self.host.blocks[layer - 1]
+        incoming = self.host.math.read(block, x[:, [*range(prefix), *(prefix + patch for patch in alive)]])
+        keys = mean_keys(incoming.k, prefix)[0]
+        if plan.select == "matched":
+            weight = [0.0] * len(alive)
+            if not self.host.info.reads_patches:
+                sizes = torch.tensor([[1.0] * prefix + [size[patch] for patch in alive]]).to(x)
+                weight = (self.host.math.class_attention(block, incoming, sizes)[0, prefix:] * len(alive)).tolist()
+            kept, into = _pairs(alive, keys, weight, len(alive) - count)
+        else:
+            score = self.predictors[layer](incoming.y[:, prefix:], torch.tensor([alive], device=x.device))[0].tolist()
+            kept = self._predicted(layer, dict(zip(alive, score, strict=True)))
+            into = {patch: _nearest(patch, kept, alive, keys) for patch in alive if patch not in kept}
+        return kept, into if plan.merges(layer) else {}
+
+    def _predicted(self, layer: int, score: dict[int, float]) -> list[int]:
+        """The patches G keeps: the best by count, or those past the threshold and at least the best few."""
+        plan, best = self.plan, sorted(score, key=lambda patch: -score[patch])
+        assert plan.predictor is not None
+        thresholds = plan.predictor.thresholds
+        if thresholds is None or layer == plan.host.depth:
+            return best[: plan.counts[layer - 1]]
+        past = [patch for patch in score if score[patch] > thresholds[layer - 1]]
+        return sorted({*past, *best[: max(1, plan.counts[-1])]})
+
+
+def _pairs(alive: list[int], keys: Tensor, weight: list[float], r: int) -> tuple[list[int], dict[int, int]]:
+    """Every even patch's nearest odd one; the r most alike pairs become one. keys (t, d_h), in the order of `alive`."""
+    even, odd = range(0, len(alive), 2), range(1, len(alive), 2)
+    nearest = {i: max(odd, key=lambda j: float(keys[i] @ keys[j])) for i in even}
+    alike = {i: float(keys[i] @ keys[nearest[i]]) - IMPORTANCE * weight[i] for i in even}
+    ranked = sorted(even, key=lambda i: -alike[i])
+    into = {alive[i]: alive[nearest[i]] for i in ranked[:r]}
+    return [alive[i] for i in [*ranked[r:], *odd]], into
+
+
+def _nearest(patch: int, kept: list[int], alive: list[int], keys: Tensor) -> int:
+    """The kept patch most like this one."""
+    own = keys[alive.index(patch)]
+    return max(kept, key=lambda other: float(own @ keys[alive.index(other)]))

@@ -15,12 +15,14 @@ from patchslim.data.transform import transform_for
 from patchslim.errors import RunError
 from patchslim.files import read_json, write_json
 from patchslim.hosts import rebuild_host
-from patchslim.hosts.weights import load_weights_, write_weights
+from patchslim.hosts.weights import load_weights_, read_weights, write_weights
 from patchslim.plan import SlimPlan
-from patchslim.slim.sliced import apply, is_slim
+from patchslim.slim.assemble import apply, is_slim
+from patchslim.slim.predictor import predictor_weights
 from patchslim.version import __version__
 
 CONFIG, PLAN, WEIGHTS, METRICS = "config.json", "plan.json", "model.safetensors", "metrics.json"
+PREDICTOR_WEIGHTS = "predictor.safetensors"  # of a run that predicts: not the host's, so not in its file
 SEARCH = "search"  # a search's memory; gone once the run is whole
 RUN_VERSION = 1
 
@@ -65,7 +67,11 @@ def write_run(slim: Any, folder: Path, config: Mapping[str, Any], metrics: Mappi
         )
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        write_weights(folder / WEIGHTS, slim.state_dict())
+        weights = slim.state_dict()
+        predictor = predictor_weights(weights)
+        write_weights(folder / WEIGHTS, {name: weights[name] for name in weights if name not in predictor})
+        if predictor:
+            write_weights(folder / PREDICTOR_WEIGHTS, predictor)
         head = {"format": "patchslim run", "version": RUN_VERSION, "host": slim.host_spec}
         write_json(folder / CONFIG, head | {"versions": versions()} | dict(config))
         write_json(folder / METRICS, metrics)
@@ -108,4 +114,6 @@ def load_host(path: str | Path) -> nn.Module:
 def load(path: str | Path, device: str | torch.device = "cpu") -> nn.Module:
     """The slim model of a run folder, in eval mode."""
     host = load_host(path)
-    return apply(host, SlimPlan.load(Path(path) / PLAN)).to(device)
+    plan = SlimPlan.load(Path(path) / PLAN)
+    predictor = read_weights(Path(path) / PREDICTOR_WEIGHTS) if plan.select == "predicted" else None
+    return apply(host, plan, predictor).to(device)

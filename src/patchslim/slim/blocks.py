@@ -1,0 +1,111 @@
+"""Host blocks that really compute fewer tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from torch import Tensor, nn
+
+from patchslim.errors import PlanError
+from patchslim.hosts.attention import Sized, plain
+from patchslim.hosts.base import BlockMath
+from patchslim.slim.reduce import Reduce
+from patchslim.slim.tokens import Tokens, start
+
+
+class BlockOf(nn.Module):
+    """Takes the place of a host block and holds its parts under their own names."""
+
+    def __init__(self, block: nn.Module, math: BlockMath) -> None:
+        super().__init__()
+        for name, child in block.named_children():
+            self.add_module(name, child)
+        for name, parameter in block.named_parameters(recurse=False):
+            self.register_parameter(name, parameter)
+        self.math = math
+        self.tokens: int | None = None  # how many the first block takes
+        self.train(block.training)
+
+    def check_tokens(self, x: Tensor) -> None:
+        """Raise PlanError when the image has another size than the plan was made for."""
+        if self.tokens is not None and x.shape[1] != self.tokens:
+            raise PlanError(
+                f"This slim model takes {self.tokens} tokens and got {x.shape[1]}; "
+                "a plan holds for one image size, so make another for this one."
+            )
+
+
+class SlimBlock(BlockOf):
+    """Static drop and carry: the first `keep` of sorted tokens.
+
+    Patches are sorted once, by how long they stay, so every block's kept set is a prefix and slimming is a slice: no
+    index tensor after the entrance, nothing for a compiler or an exporter to trip over.
+    """
+
+    order: Tensor | None
+    restore: Tensor | None
+
+    def __init__(self, block: nn.Module, math: BlockMath, keep: int, carry: bool) -> None:
+        super().__init__(block, math)
+        self.keep, self.carry = keep, carry
+        self.register_buffer("order", None, persistent=False)
+        self.register_buffer("restore", None, persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, n_in, d) → (B, keep, d), or (B, n_in, d) when removed patches are carried along."""
+        self.check_tokens(x)
+        if self.order is not None:
+            x = x.index_select(1, self.order)
+        x = self.math.run(self, x, self.keep, self.carry)
+        return x if self.restore is None else x.index_select(1, self.restore)
+
+    def extra_repr(self) -> str:
+        """Shown by print(model)."""
+        return f"keep={self.keep}, carry={self.carry}"
+
+
+class ReducingBlock(BlockOf):
+    """Any way of choosing whose batches stay rectangular: queries from what `reduce` keeps, keys and values from every
+    incoming token, log(size) on the logits once something has merged."""
+
+    order: Tensor | None
+
+    def __init__(
+        self,
+        block: nn.Module,
+        math: BlockMath,
+        prefix: int,
+        reduce: Reduce | None,
+        predictor: nn.Module | None = None,
+        *,
+        places: bool = False,
+        last: bool = False,
+    ) -> None:
+        super().__init__(block, math)
+        self.prefix, self.reduce, self.places, self.last = prefix, reduce, places, last
+        self.watch: Callable[[Tokens], None] | None = None  # told what the block computes, see slim.watch
+        self.register_buffer("order", None, persistent=False)
+        if predictor is not None:
+            self.predictor = predictor
+
+    def forward(self, given: Tensor | Tokens) -> Tensor | Tokens:
+        """Tokens (B, p + t, …) → (B, p + n, …); the first block takes, and the last one gives, a plain tensor."""
+        tokens = given if isinstance(given, Tokens) else self._enter(given)
+        if self.reduce is None and tokens.size is None:
+            kept = tokens
+            x = self.math.run(self, tokens.x, tokens.x.shape[1])
+        else:
+            incoming = self.math.read(self, tokens.x)
+            kept = tokens if self.reduce is None else self.reduce(tokens, incoming, self)
+            mix = plain if tokens.size is None else Sized(tokens.size)
+            x = self.math.compute(self, kept.x, incoming, mix)
+        kept = kept._replace(x=x)
+        if self.watch is not None:
+            self.watch(kept)
+        return x if self.last else kept
+
+    def _enter(self, x: Tensor) -> Tokens:
+        self.check_tokens(x)
+        if self.order is not None:
+            x = x.index_select(1, self.order)
+        return start(x, self.prefix, self.places, self.watch is not None)

@@ -1,0 +1,86 @@
+"""Threshold mode: every image keeps as many patches as it needs, and the batch runs packed, without filling."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from patchslim.hosts.base import BlockMath
+from patchslim.slim.blocks import BlockOf
+from patchslim.slim.packed_attention import PackedMix
+from patchslim.slim.predictor import as_fp32
+
+
+class Packed(NamedTuple):
+    """All images' tokens one after the other; each image's prefix first, then its patches in the host's order."""
+
+    x: Tensor  # (1, T, d)
+    lengths: list[int]  # tokens per image, prefix included
+    place: Tensor  # (T,): the input patch at which each token sits; anything for prefix tokens
+
+
+class PackedBlock(BlockOf):
+    """Keeps the patches whose log ŝ exceeds `threshold`, and at least the best `least` of every image."""
+
+    def __init__(
+        self,
+        block: nn.Module,
+        math: BlockMath,
+        prefix: int,
+        patches: int,
+        predictor: nn.Module | None,
+        *,
+        threshold: float,
+        least: int,
+        last: bool = False,
+    ) -> None:
+        super().__init__(block, math)
+        self.prefix, self.patches, self.least, self.last = prefix, patches, least, last
+        self.threshold = float("inf") if last else threshold
+        self.watch: Callable[[Packed], None] | None = None
+        if predictor is not None:
+            self.predictor = predictor
+
+    def forward(self, given: Tensor | Packed) -> Tensor | Packed:
+        """The first block takes (B, p + N, d); the last one, where all images keep alike, gives (B, p + n, d)."""
+        packed = given if isinstance(given, Packed) else self._enter(given)
+        incoming = self.math.read(self, packed.x)
+        kept = packed
+        if self.last or hasattr(self, "predictor"):
+            kept = self._choose(packed, incoming.y[0])
+        x = self.math.compute(self, kept.x, incoming, PackedMix(kept.lengths, packed.lengths))
+        kept = kept._replace(x=x)
+        if self.watch is not None:
+            self.watch(kept)
+        return x.reshape(len(kept.lengths), -1, x.shape[-1]) if self.last else kept
+
+    def _enter(self, x: Tensor) -> Packed:
+        self.check_tokens(x)
+        batch, tokens, width = x.shape
+        place = (torch.arange(tokens, device=x.device) - self.prefix).clamp_min(0).repeat(batch)
+        return Packed(x.reshape(1, batch * tokens, width), [tokens] * batch, place)
+
+    def _choose(self, packed: Packed, y: Tensor) -> Packed:
+        """y (T, d). Which tokens stay is decided on a grid of images by patches."""
+        length = torch.tensor(packed.lengths, device=y.device)
+        begin = length.cumsum(0) - length + self.prefix
+        column = torch.arange(max(packed.lengths) - self.prefix, device=y.device)
+        real = column < (length - self.prefix)[:, None]  # (B, t)
+        index = torch.where(real, begin[:, None] + column, 0)
+        stay = self._stay(y[index], torch.where(real, packed.place[index], self.patches), real)
+        keep = torch.ones(len(y), dtype=torch.bool, device=y.device)
+        keep[index[real]] = stay[real]
+        lengths = (stay.sum(dim=1) + self.prefix).tolist()
+        chosen = keep.nonzero()[:, 0]
+        return Packed(packed.x[:, chosen], lengths, packed.place[chosen])
+
+    def _stay(self, y: Tensor, place: Tensor, real: Tensor) -> Tensor:
+        """y (B, t, d), place and real (B, t) → which patches stay (B, t)."""
+        if self.least == 0:
+            return torch.zeros_like(real)
+        score = as_fp32(self.predictor(y, place)).masked_fill(~real, -torch.inf)
+        stay = score > self.threshold
+        return stay.scatter(1, score.topk(self.least, dim=1).indices, True)

@@ -1,0 +1,94 @@
+"""The module G of the paper's dynamic variant: from a block's input to the log of each patch's score.
+
+Both kinds read the normalised input y = LN1(Z_{l-1}), which the block computes anyway.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from patchslim.hosts import HostInfo
+from patchslim.hosts.weights import tensors_fingerprint
+from patchslim.plan import PredictorKind, PredictorSpec
+
+PREDICTOR = "predictor"  # a block's child of this name is its G
+HIDDEN = 12  # the MLP's hidden layer is this many times narrower than the host: at most 1/144 of its MACs
+
+
+class MlpPredictor(nn.Module):
+    """A two-layer MLP on every patch by itself."""
+
+    def __init__(self, width: int, hidden: int) -> None:
+        super().__init__()
+        self.fc1, self.fc2 = nn.Linear(width, hidden), nn.Linear(hidden, 1)
+
+    def start_at(self, score: float) -> None:
+        """Begin by predicting this log score everywhere."""
+        nn.init.constant_(self.fc2.bias, score)
+
+    def forward(self, y: Tensor, place: Tensor | None = None) -> Tensor:
+        """y (B, n, d) → log ŝ (B, n)."""
+        return self.fc2(F.gelu(self.fc1(y)))[..., 0]  # type: ignore[no-any-return]
+
+
+class PoolPredictor(nn.Module):
+    """The paper's: pool the channels, a linear layer over the N patch positions, an activation."""
+
+    def __init__(self, patches: int) -> None:
+        super().__init__()
+        self.fc = nn.Linear(patches, patches)
+
+    def start_at(self, score: float) -> None:
+        """Begin by predicting this log score everywhere."""
+        nn.init.constant_(self.fc.bias, math.log(math.expm1(math.exp(score))))
+
+    def forward(self, y: Tensor, place: Tensor | None = None) -> Tensor:
+        """y (B, n, d), place (B, n) → log ŝ (B, n). Patches that have left are zeros; place N is nowhere."""
+        assert place is not None
+        patches = self.fc.in_features
+        pooled = y.new_zeros(y.shape[0], patches + 1).scatter(1, place, y.mean(dim=-1))[:, :patches]
+        score = F.softplus(self.fc(pooled)).clamp_min(1e-12).log()  # ŝ is a share: positive
+        return F.pad(score, (0, 1)).gather(1, place)
+
+
+Predictor = MlpPredictor | PoolPredictor
+
+
+def make_predictor(info: HostInfo, kind: PredictorKind, hidden: int) -> Predictor:
+    """A fresh G for one block of a host."""
+    return PoolPredictor(info.patches) if kind == "pool" else MlpPredictor(info.width, hidden)
+
+
+def hidden_width(info: HostInfo, kind: PredictorKind) -> int:
+    """The width of the hidden layer that a host gets."""
+    return max(1, info.width // HIDDEN) if kind == "mlp" else 0
+
+
+def needs_places(spec: PredictorSpec | None) -> bool:
+    """Whether G has to know where each patch sits."""
+    return spec is not None and spec.kind == "pool"
+
+
+def is_predictor_key(name: str) -> bool:
+    """Whether a weight's name belongs to a G."""
+    return PREDICTOR in name.split(".")
+
+
+def predictor_weights(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The part of some weights that belongs to G."""
+    return {name: tensor for name, tensor in weights.items() if is_predictor_key(name)}
+
+
+def predictor_fingerprint(weights: Mapping[str, Tensor]) -> str:
+    """The same for the same G, however its weights are ordered."""
+    return tensors_fingerprint(dict(sorted(predictor_weights(weights).items())))
+
+
+def as_fp32(score: Tensor) -> Tensor:
+    """Scores are compared in fp32 whatever the network runs in."""
+    return score.to(torch.float32)

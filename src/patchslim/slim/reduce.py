@@ -1,0 +1,87 @@
+"""How a block comes by the tokens it computes: one class per way of choosing. Each maps the incoming tokens to those
+that take queries; the block does the rest."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from patchslim.hosts.base import Incoming
+from patchslim.slim.merge import match, mean_keys, merge, nearest_kept
+from patchslim.slim.predictor import as_fp32
+from patchslim.slim.tokens import Tokens, first, pick
+
+
+class Reduce(nn.Module):
+    """Keeps `n` patches and the prefix. The base class takes the first ones."""
+
+    def __init__(self, n: int, prefix: int) -> None:
+        super().__init__()
+        self.n, self.prefix = n, prefix
+
+    def forward(self, tokens: Tokens, incoming: Incoming, block: Any) -> Tokens:
+        """(B, p + t, …) → (B, p + n, …)."""
+        return first(tokens, self.n, self.prefix)
+
+    def extra_repr(self) -> str:
+        """Shown by print(model)."""
+        return f"n={self.n}"
+
+
+class Grouped(Reduce):
+    """Static merge on sorted tokens: the same groups for every image, so weights and sizes are constants."""
+
+    own: Tensor
+    given: Tensor
+    size: Tensor
+
+    def __init__(self, n: int, prefix: int, size: Tensor, into: Tensor) -> None:
+        """size (t,) of the patches that come in; into (t - n,): the place each of the last ones joins, or -1."""
+        super().__init__(n, prefix)
+        joins = (torch.arange(n)[:, None] == into).to(size) * size[n:]  # (n, r)
+        total = size[:n] + joins.sum(dim=1)
+        self.register_buffer("own", (size[:n] / total)[:, None], persistent=False)
+        self.register_buffer("given", joins / total[:, None], persistent=False)
+        self.register_buffer("size", torch.cat([size.new_ones(prefix), total])[None], persistent=False)
+
+    def forward(self, tokens: Tokens, incoming: Incoming, block: Any) -> Tokens:
+        """x_kept · s_kept / s + Σ x_gone · s_gone / s, with constant weights."""
+        patches = tokens.x[:, self.prefix :]
+        x = patches[:, : self.n] * self.own + self.given @ patches[:, self.n :]
+        return Tokens(torch.cat([tokens.x[:, : self.prefix], x.to(tokens.x.dtype)], dim=1), self.size)
+
+
+class Predicted(Reduce):
+    """Top-k by the block's own G."""
+
+    def __init__(self, n: int, prefix: int, merges: bool) -> None:
+        super().__init__(n, prefix)
+        self.merges = merges
+
+    def forward(self, tokens: Tokens, incoming: Incoming, block: Any) -> Tokens:
+        """The n patches with the largest log ŝ."""
+        score = as_fp32(block.predictor(incoming.y[:, self.prefix :], tokens.place))
+        rank = score.argsort(dim=1, descending=True)
+        keep, gone = rank[:, : self.n], rank[:, self.n :]
+        if not self.merges:
+            return pick(tokens, keep, self.prefix)
+        return merge(tokens, nearest_kept(mean_keys(incoming.k, self.prefix), keep, gone), self.prefix)
+
+
+class Matched(Reduce):
+    """Patches that say the same as another one go; with `merges` they are averaged into it."""
+
+    def __init__(self, n: int, prefix: int, merges: bool, weighed: bool) -> None:
+        super().__init__(n, prefix)
+        self.merges, self.weighed = merges, weighed
+
+    def forward(self, tokens: Tokens, incoming: Incoming, block: Any) -> Tokens:
+        """Pairs by similarity, weighed by the class token's attention where there is one that is read."""
+        importance = None
+        if self.weighed:
+            attention = block.math.class_attention(block, incoming, tokens.size)[:, self.prefix :]
+            importance = attention * attention.shape[1]
+        found = match(mean_keys(incoming.k, self.prefix), self.n, importance)
+        return merge(tokens, found, self.prefix) if self.merges else pick(tokens, found.keep, self.prefix)
