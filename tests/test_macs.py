@@ -1,5 +1,7 @@
 """Closed-form MACs against torch's own counter and against the published numbers."""
 
+from typing import Any
+
 import pytest
 import timm
 import torch
@@ -10,8 +12,10 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 import patchslim as ps
-from patchslim.plan import make_plan
-from small import KINDS, make_host, make_images, nested
+from patchslim.macs import host_macs, predictor_macs
+from patchslim.plan import PredictorSpec, make_plan
+from patchslim.slim.predictor import hidden_width
+from small import KINDS, make_host, make_images, merge_plan, nested, per_image_plan
 
 
 def counted(model: nn.Module, size: int = 32) -> int:
@@ -51,6 +55,41 @@ def test_slim_models_equal_the_counter(kind: str, data: st.DataObject) -> None:
         plan = make_plan(info, kept, removed)
         slim = ps.apply(model, plan)
         assert ps.count_macs(slim) == ps.count_macs(model, plan) == counted(slim)
+
+
+WAYS: list[dict[str, Any]] = [
+    {"select": "matched", "removed": "merge"},
+    {"select": "matched", "removed": "drop"},
+    {"select": "matched", "removed": "merge", "drops": [1, 3]},
+    {"select": "predicted", "removed": "drop"},
+    {"select": "predicted", "removed": "drop", "kind": "pool"},
+    {"select": "predicted", "removed": "merge", "drops": [2]},
+]
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_choosing_and_merging_is_counted(kind: str, way: dict[str, Any]) -> None:
+    model = unfused(kind)
+    for counts in ([13, 9, 6, 3], [16, 8, 8, 4], [15, 15, 7, 7]):
+        plan, weights = per_image_plan(model, counts=counts, **way)
+        slim = ps.apply(model, plan, weights)
+        assert ps.count_macs(slim) == ps.count_macs(model, plan) == counted(slim)
+
+
+def test_static_merge_is_counted(kind: str) -> None:
+    model = unfused(kind)
+    slim = ps.apply(model, merge_plan(model))
+    assert ps.count_macs(slim) == counted(slim)
+
+
+@pytest.mark.parametrize("predictor", ["mlp", "pool"])
+def test_the_predictor_costs_at_most_a_hundredth_of_the_host(predictor: Any) -> None:
+    for name in ("deit_tiny", "deit_small", "deit_base"):
+        with torch.device("meta"):
+            info = ps.inspect(timm.create_model(f"{name}_patch16_224"))
+        spec = PredictorSpec(kind=predictor, hidden=hidden_width(info, predictor), weights="")
+        everywhere = info.depth * predictor_macs(info, spec, info.patches)
+        assert everywhere <= 0.01 * host_macs(info)
 
 
 def test_published_numbers() -> None:

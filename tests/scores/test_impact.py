@@ -60,7 +60,7 @@ def test_equals_brute_force(layers: int, heads: int, seed: int, readout: str, ma
         mask[:2] = True
     rows = readouts()[readout]
     moment = path_moment(maps[:0:-1], (rows.T @ rows)[None], masks[::-1])
-    found = impact(moment, maps[0], z[None])[0] * heads ** len(maps[1:])
+    found = impact(moment.diagonal(dim1=1, dim2=2), maps[0], z[None])[0] * heads ** len(maps[1:])
     expected = brute_force(maps, masks, rows, z)
     assert float((found - expected).norm() / expected.norm()) < 1e-10
 

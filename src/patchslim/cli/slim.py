@@ -27,10 +27,9 @@ from patchslim.cli.common import (
 )
 from patchslim.cli.progress import show_search
 from patchslim.data import open_images
-from patchslim.errors import RunError
 from patchslim.hosts import HostInfo, inspect
 from patchslim.hosts.weights import weights_fingerprint
-from patchslim.plan import Removed
+from patchslim.plan import Mode, PredictorKind, Removed, Select
 from patchslim.runs import SOURCE, check_folder, make_run
 from patchslim.search import SearchConfig
 from patchslim.search.budget import check_reachable, reachable
@@ -45,14 +44,23 @@ def slim(
     out: Annotated[Path | None, typer.Option("--out", metavar="RUN", help="Run folder [runs/MODEL].")] = None,
     tolerance: Annotated[float | None, typer.Option("--tolerance", help="Error allowed per block [0.01].")] = None,
     target_macs: Annotated[float | None, typer.Option("--target-macs", help="MACs to keep, e.g. 0.6.")] = None,
-    score: Annotated[Score, typer.Option("--score", help="What ranks the patches.")] = "impact",
-    select: Annotated[str, typer.Option("--select", help="static: the same patches for every image.")] = "static",
+    score: Annotated[Score | None, typer.Option("--score", help="What ranks the patches [impact].")] = None,
+    select: Annotated[
+        Select,
+        typer.Option("--select", help="Which patches stay: static, the same for all images; or by the image's own."),
+    ] = "static",
     removed: Annotated[
-        Removed, typer.Option("--removed", help="Removed patches: dropped, or carried along as keys and values.")
-    ] = "drop",
+        Removed | None, typer.Option("--removed", help="What becomes of the others [drop; merge when matched].")
+    ] = None,
+    mode: Annotated[
+        Mode, typer.Option("--mode", help="Of predicted: a fixed number per block, or a threshold.")
+    ] = "top-k",
+    predictor: Annotated[PredictorKind, typer.Option("--predictor", help="Of predicted: the module G.")] = "mlp",
     images: Annotated[int, typer.Option("--images", min=1, help="Calibration images to use.")] = 256,
     step: Annotated[int, typer.Option("--step", min=1, help="Patches added at a time.")] = 10,
-    tune_epochs: Annotated[int, typer.Option("--tune-epochs", min=0, help="Epochs of block tuning; 0: none.")] = 3,
+    tune_epochs: Annotated[
+        int | None, typer.Option("--tune-epochs", min=0, help="Epochs of block tuning [3 for static drop and carry].")
+    ] = None,
     learning_rate: Annotated[float, typer.Option("--learning-rate", help="Of block tuning.")] = 5e-5,
     cache_gib: Annotated[float, typer.Option("--cache-gib", help="Memory for cached features, in GiB.")] = 2.0,
     batch_size: BatchSize = 32,
@@ -65,15 +73,16 @@ def slim(
     as_json: AsJson = False,
 ) -> None:
     """Make a faster model from a pretrained one and a few hundred images. No labels are needed."""
-    if select != "static":
-        raise RunError(f"--select {select} is not available in this version; static is.")
     config = SearchConfig(
         tolerance=tolerance,
         target_macs=target_macs,
         score=score,
-        removed=removed,
+        select=select,
+        removed=removed,  # type: ignore[arg-type]  # None is resolved
+        mode=mode,
+        predictor=predictor,
         step=step,
-        tune_epochs=tune_epochs,
+        tune_epochs=tune_epochs,  # type: ignore[arg-type]  # None is resolved
         learning_rate=learning_rate,
         batch_size=batch_size,
         cache_gib=cache_gib,
@@ -86,8 +95,8 @@ def slim(
     network = open_model(model, checkpoint, pretrained, img_size)
     info = inspect(network)
     if target_macs is not None:
-        check_reachable(info, config.removed, target_macs)
-        note_generous(info, config.removed, target_macs)
+        check_reachable(info, config.removed, target_macs, config.select)
+        note_generous(info, config, target_macs)
     note_random(checkpoint, pretrained)
     source = open_images(data, model=network, limit=images, seed=seed, workers=workers_for(place))
     started = {
@@ -103,9 +112,9 @@ def slim(
     report({"run": str(folder)} | metrics, as_json, summary(folder, metrics))
 
 
-def note_generous(info: HostInfo, removed: Removed, target: float) -> None:
+def note_generous(info: HostInfo, config: SearchConfig, target: float) -> None:
     """Say so when the ratio asked for is more than any plan needs."""
-    _, most = reachable(info, removed)
+    _, most = reachable(info, config.removed, config.select)
     if target > most:
         console.print(f"No plan needs more than {most:.3f} of the MACs: the last block computes only what is read.")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
 
 import torch
@@ -10,6 +11,7 @@ from torch import Tensor, nn
 
 from patchslim.data import ImageSource
 from patchslim.errors import DataError
+from patchslim.slim.model import SlimModel, counting
 
 
 @dataclass(frozen=True)
@@ -21,6 +23,7 @@ class Accuracy:
     images: int
     unlabelled: int
     skipped: int
+    image_macs: dict[str, float] | None = None  # mean, p5 and p95 over the images, where images differ
 
 
 @torch.inference_mode()
@@ -39,12 +42,14 @@ def evaluate(
     was_training = model.training
     model.eval()
     ranks, unlabelled = [], 0
-    for pixels, labels in images.batches(batch_size):
-        known = labels >= 0
-        unlabelled += int((~known).sum())
-        if bool(known.any()):
-            ranks.append(_ranks(model(pixels[known].to(device)), labels[known].to(device)).cpu())
-        progress(len(labels))
+    differs = isinstance(model, SlimModel) and model.plan.mode == "threshold"
+    with counting(model) if differs else nullcontext() as counts:  # type: ignore[arg-type]
+        for pixels, labels in images.batches(batch_size):
+            known = labels >= 0
+            unlabelled += int((~known).sum())
+            if bool(known.any()):
+                ranks.append(_ranks(model(pixels[known].to(device)), labels[known].to(device)).cpu())
+            progress(len(labels))
     model.train(was_training)
     if not ranks:
         raise DataError(f"None of the images in {images.name} that can be read has a label; give labelled ones.")
@@ -55,7 +60,14 @@ def evaluate(
         images=len(rank),
         unlabelled=unlabelled,
         skipped=images.skipped,
+        image_macs=None if counts is None else spread(counts.macs()),
     )
+
+
+def spread(values: Tensor) -> dict[str, float]:
+    """Mean, 5th and 95th percentile: (images,) → three numbers."""
+    low, high = values.double().quantile(torch.tensor([0.05, 0.95], dtype=torch.float64)).tolist()
+    return {"mean": float(values.double().mean()), "p5": low, "p95": high}
 
 
 def _ranks(logits: Tensor, labels: Tensor) -> Tensor:

@@ -46,6 +46,6 @@ def own_energy(attention: Tensor, inputs: Tensor) -> Tensor:
     return (attention @ inputs.abs().unsqueeze(1)).square().sum(dim=(1, 3))
 
 
-def impact(moment: Tensor, attention: Tensor, inputs: Tensor) -> Tensor:
-    """s_{t,i} of Eq. 6, up to H^(L-t): M_t (B, n, n), P_t (B, H, n, n_in), Z_{t-1} (B, n_in, d) → (B, n)."""
-    return moment.diagonal(dim1=1, dim2=2) * own_energy(attention, inputs)
+def impact(path: Tensor, attention: Tensor, inputs: Tensor) -> Tensor:
+    """s_{t,i} of Eq. 6, up to H^(L-t): diag M_t (B, n), P_t (B, H, n, n_in), Z_{t-1} (B, n_in, d) → (B, n)."""
+    return path * own_energy(attention, inputs)

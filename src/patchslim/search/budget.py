@@ -3,34 +3,43 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 from patchslim.errors import BudgetError
 from patchslim.hosts import HostInfo
 from patchslim.macs import host_macs, macs_of_counts
-from patchslim.plan import Removed
+from patchslim.plan import PredictorSpec, Removed, Select
 from patchslim.search.network import Partial
+from patchslim.search.schedule import Slots
 from patchslim.search.topdown import OverBudget, TopDown
+from patchslim.slim.predictor import hidden_width
 
 CLOSE = 0.01  # a plan within this of the asked ratio needs no finer tolerance
 FIRST_GUESS, STRIDE, FINEST, LEAST = -1.5, 0.6, 0.02, -12.0  # of log10 ε
 
 
-def reachable(info: HostInfo, removed: Removed) -> tuple[float, float]:
+def reachable(info: HostInfo, removed: Removed, select: Select = "static") -> tuple[float, float]:
     """The least and the largest MAC ratio a plan can have."""
-    reads_patches = info.readout in ("mean", "attention-pool")
-    least = [1 if reads_patches else 0] * info.depth
-    most = [info.patches] * (info.depth - 1) + [info.patches if reads_patches else 0]
-    low, high = (macs_of_counts(info, counts, removed) / host_macs(info) for counts in (least, most))
+    pairs = select == "matched" or (select == "static" and removed == "merge")
+    if pairs or select == "predicted":
+        slots = Slots(info, halves=pairs)
+        least = slots.counts(slots.shape(0.0), 1e6 * info.patches)
+    else:
+        least = (1 if info.reads_patches else 0,) * info.depth
+    most = (info.patches,) * (info.depth - 1) + (info.patches if info.reads_patches else 0,)
+    spec = PredictorSpec(hidden=hidden_width(info, "mlp"), weights="") if select == "predicted" else None
+    choice: dict[str, Any] = {"select": select, "predictor": spec}
+    low, high = (macs_of_counts(info, counts, removed, **choice) / host_macs(info) for counts in (least, most))
     return low, high
 
 
-def check_reachable(info: HostInfo, removed: Removed, target: float) -> None:
+def check_reachable(info: HostInfo, removed: Removed, target: float, select: Select = "static") -> None:
     """Raise BudgetError, saying what can be reached, when the ratio can't."""
-    low, high = reachable(info, removed)
+    low, high = reachable(info, removed, select)
     if target < low:
         raise BudgetError(
-            f"A MAC ratio of {target:g} can't be reached on {info.name} with removed patches set to {removed}; "
-            f"anything from {low:.3f} to {high:.3f} can."
+            f"A MAC ratio of {target:g} can't be reached on {info.name} with {select} patches and removed set to "
+            f"{removed}; anything from {low:.3f} to {high:.3f} can."
         )
 
 

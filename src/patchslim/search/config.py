@@ -7,46 +7,96 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal, get_args
 
 from patchslim.errors import BudgetError
-from patchslim.plan import Removed
+from patchslim.plan import Mode, PredictorKind, Removed, Select
 
 Score = Literal["impact", "attention", "random", "radial", "uniform"]
 SCORES: tuple[str, ...] = get_args(Score)
-POLICIES: tuple[str, ...] = get_args(Removed)
+USUAL_REMOVED: dict[str, Removed] = {"static": "drop", "predicted": "drop", "matched": "merge"}
 
 
 @dataclass(frozen=True)
 class SearchConfig:
-    """What to search for, and how. Give a tolerance or a MAC ratio; neither means the paper's tolerance of 0.01."""
+    """What to search for, and how. Give a tolerance or a MAC ratio; neither means the paper's tolerance of 0.01.
 
-    tolerance: float | None = None  # ε: relative error of a block's reconstruction
+    What is left at None gets the usual value for the way of choosing: removed patches merge when matched, else they
+    drop; blocks are tuned for 3 epochs, and patches ranked by impact, where that has a part in the search.
+    """
+
+    tolerance: float | None = None  # ε: relative error of a block's reconstruction, or of the readout
     target_macs: float | None = None  # MACs of the slim model over the host's
-    score: Score = "impact"
-    removed: Removed = "drop"
+    score: Score | None = None
+    select: Select = "static"
+    removed: Removed = None  # type: ignore[assignment]  # None, until it is resolved
+    mode: Mode = "top-k"  # of predicted patches
+    predictor: PredictorKind = "mlp"
+    predictor_epochs: int = 30  # epochs over the images in which G learns
     step: int = 10  # r': patches added at a time
-    tune_epochs: int = 3  # epochs of block tuning on cached features
+    tune_epochs: int = None  # type: ignore[assignment]  # epochs of block tuning on cached features
     learning_rate: float = 5e-5  # of block tuning
     batch_size: int = 32
     cache_gib: float = 2.0  # bound on cached features; past it they are computed again
     seed: int = 0
 
     def __post_init__(self) -> None:
+        self._check_choices()
+        self._resolve()
+        self._check_numbers()
+
+    @property
+    def top_down(self) -> bool:
+        """Whether the paper's Algorithm 1 decides; else errors measured on the whole network do."""
+        return self.select == "static" and self.removed != "merge"
+
+    def _resolve(self) -> None:
+        """Put in what was left open; refuse what has no part in this way of choosing."""
+        put = object.__setattr__  # the usual way to set a field of a frozen dataclass once
+        given = dict(vars(self))  # as given: None where it was left open
+        put(self, "removed", given["removed"] or USUAL_REMOVED[self.select])
+        if self.removed == "carry" and self.select != "static":
+            raise BudgetError(f"Removed patches can't be carried along when {self.select}; choose drop or merge.")
+        if self.mode == "threshold" and (self.select != "predicted" or self.removed != "drop"):
+            raise BudgetError(
+                "A threshold goes with predicted patches that are dropped: select predicted, removed drop."
+            )
+        ranked = self.top_down or self.select == "predicted"
+        if not ranked and self.score is not None:
+            raise BudgetError(f"Patches that are {self.select} to merge are ranked by likeness; leave the score out.")
+        if self.select == "predicted" and self.score not in (None, "impact", "attention"):
+            raise BudgetError(f"A predictor learns impact or attention; {self.score} is the same for every image.")
+        put(self, "score", self.score or ("impact" if ranked else None))
+        if not self.top_down and self.tune_epochs:
+            raise BudgetError(
+                "Block tuning goes with static patches that are dropped or carried; set tune_epochs to 0."
+            )
+        put(self, "tune_epochs", (3 if self.top_down else 0) if given["tune_epochs"] is None else self.tune_epochs)
+
+    def _check_choices(self) -> None:
+        choices: tuple[tuple[str, Any, str], ...] = (
+            ("score", SCORES, "There is no score {!r}"),
+            ("select", get_args(Select), "Patches can't be selected {!r}"),
+            ("removed", get_args(Removed), "Removed patches can't {!r}"),
+            ("mode", get_args(Mode), "There is no mode {!r}"),
+            ("predictor", get_args(PredictorKind), "There is no predictor {!r}"),
+        )
+        for name, known, words in choices:
+            value = getattr(self, name)
+            if value not in known and not (value is None and name in ("score", "removed")):
+                raise BudgetError(f"{words.format(value)}; choose one of {', '.join(known)}.")
+
+    def _check_numbers(self) -> None:
         if self.tolerance is not None and self.target_macs is not None:
             raise BudgetError("Give a tolerance or a MAC ratio, not both.")
         if self.tolerance is not None and not 0 <= self.tolerance < math.inf:
             raise BudgetError(f"The tolerance is a relative error and can't be {self.tolerance}; try 0.01.")
         if self.target_macs is not None and not 0 < self.target_macs < 1:
             raise BudgetError(f"The MAC ratio has to lie between 0 and 1, not at {self.target_macs}; try 0.6.")
-        for name, low in (("step", 1), ("tune_epochs", 0), ("batch_size", 1)):
+        for name, low in (("step", 1), ("tune_epochs", 0), ("batch_size", 1), ("predictor_epochs", 1)):
             if getattr(self, name) < low:
                 raise BudgetError(f"{name} has to be at least {low}, not {getattr(self, name)}.")
         if not 0 < self.learning_rate < math.inf:
             raise BudgetError(f"learning_rate has to be a number above 0, not {self.learning_rate}.")
         if not self.cache_gib >= 0:
             raise BudgetError(f"cache_gib can't be below 0, as {self.cache_gib} is.")
-        if self.score not in SCORES:
-            raise BudgetError(f"There is no score {self.score!r}; choose one of {', '.join(SCORES)}.")
-        if self.removed not in POLICIES:
-            raise BudgetError(f"Removed patches can't {self.removed!r}; choose one of {', '.join(POLICIES)}.")
 
     def as_dict(self) -> dict[str, Any]:
         """The settings as JSON-able values."""

@@ -44,7 +44,7 @@ class Ledger:
                 break
             if not line.endswith(b"\n"):
                 break
-            if not (isinstance(entry, dict) and entry.keys() == {"key", "order", "errors"}):
+            if not (isinstance(entry, dict) and "key" in entry):
                 raise RunError(f"{path} is damaged, so the search can't be resumed; remove the folder and start again.")
             whole += len(line)
             self.entries[entry.pop("key")] = entry

@@ -81,6 +81,12 @@ class Network:
         return self.next_output(partial, layer, self.sort(after, partial.order)).detach()
 
 
+def sort_tokens(x: Tensor, order: Tensor, prefix: int) -> Tensor:
+    """Each image's tokens in its own order of patches, prefix first: (B, p + N, d), (B, N) → (B, p + N, d)."""
+    patches = x[:, prefix:].take_along_dim(order[:, :, None], dim=1)
+    return torch.cat([x[:, :prefix], patches], dim=1)
+
+
 def relative_error(output: Tensor, reference: Tensor) -> Tensor:
     """Squared Frobenius norm of the difference over that of the reference, per image: (B, …) → (B,)."""
     difference = (output - reference).flatten(1).float().square().sum(dim=1)

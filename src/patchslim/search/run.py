@@ -18,6 +18,7 @@ from patchslim.search.config import SearchConfig
 from patchslim.search.features import Features
 from patchslim.search.ledger import Ledger
 from patchslim.search.network import Partial
+from patchslim.search.per_image import per_image_search
 from patchslim.search.topdown import Listener, TopDown
 
 DEFAULT_TOLERANCE = 0.01  # the paper's
@@ -31,27 +32,38 @@ def search(
     checkpoint: Path | None = None,
     listen: Listener = lambda event: None,
 ) -> tuple[SlimPlan, dict[str, Tensor]]:
-    """Find a plan for the model on unlabelled images (Algorithm 1). The model is left as it was.
+    """Find a plan for the model on unlabelled images. The model is left as it was.
 
-    Returns the plan and the tuned blocks' weights under the host's own names (empty without tuning). Given a
-    `checkpoint` folder, every decided block is kept there, and a search that finds one goes on from it.
+    Static patches that are dropped or carried are found by Algorithm 1, every other kind by measuring. Returns the plan
+    and weights under the host's own names: of the blocks that were tuned, and of G where patches are predicted. Given
+    a `checkpoint` folder, everything found out is kept there, and a search that finds one goes on from it.
     """
     config = config or SearchConfig()
     source = as_source(images)
     host = open_host(copy.deepcopy(model).eval().requires_grad_(False))
     if config.target_macs is not None:
-        check_reachable(host.info, config.removed, config.target_macs)
+        check_reachable(host.info, config.removed, config.target_macs, config.select)
     features = Features(host, source, config.batch_size, config.cache_gib * 2**30)
-    top_down = TopDown(host, features, config, Ledger(checkpoint), listen)
+    ledger = Ledger(checkpoint)
+    if not config.top_down:
+        return per_image_search(host, features, config, ledger, listen, _tolerance(config))
+    top_down = TopDown(host, features, config, ledger, listen)
     partial, tolerance = _find(top_down, config)
     return _plan(host, config, partial, tolerance, features.count), _tuned_weights(host, partial)
 
 
+def _tolerance(config: SearchConfig) -> float | None:
+    """ε, the paper's where nothing is asked for; None where MACs are."""
+    if config.target_macs is not None:
+        return None
+    return DEFAULT_TOLERANCE if config.tolerance is None else config.tolerance
+
+
 def _find(top_down: TopDown, config: SearchConfig) -> tuple[Partial, float]:
     """The decided blocks, and the tolerance that decided how many patches they keep."""
-    tune = config.tune_epochs > 0
+    tune = bool(config.tune_epochs)
     if config.target_macs is None:
-        tolerance = DEFAULT_TOLERANCE if config.tolerance is None else config.tolerance
+        tolerance = _tolerance(config) or 0.0
         return top_down.search(tolerance, tune), tolerance
     # Bisecting with tuned blocks would tune every candidate of every bisection step. Counts come from untuned
     # errors instead, and tuning runs once, at those counts: docs/decisions.md has the comparison.

@@ -1,12 +1,13 @@
-"""Scores of a block's patches, averaged over the calibration images."""
+"""Scores of a block's patches: of each image, and averaged over the calibration images."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from patchslim.hosts import Host
 from patchslim.scores import (
     attention_norm,
     impact,
@@ -15,11 +16,12 @@ from patchslim.scores import (
     random_scores,
     uniform_scores,
 )
-from patchslim.search.config import SearchConfig
+from patchslim.search.config import Score, SearchConfig
 from patchslim.search.features import Features
-from patchslim.search.network import Network, Partial
+from patchslim.search.network import Network, Partial, sort_tokens
 
 MAP_BYTES = 2**28  # for one block's attention maps while scoring
+Above = list[tuple[nn.Module, int]]  # the blocks above, as slimmed and tuned, with the patches each computes
 
 
 def score_block(network: Network, features: Features, partial: Partial, layer: int, config: SearchConfig) -> Tensor:
@@ -31,49 +33,63 @@ def score_block(network: Network, features: Features, partial: Partial, layer: i
         return radial_scores(info.grid)
     if config.score == "uniform":
         return uniform_scores(info.grid)
-    per_image = _impact_of if config.score == "impact" else _attention_of
-    return _average(network, features, partial, layer, per_image)
-
-
-PerImage = Callable[[Network, Partial, int, Tensor, Tensor], Tensor]
-
-
-@torch.no_grad()
-def _average(network: Network, features: Features, partial: Partial, layer: int, per_image: PerImage) -> Tensor:
-    """The mean over images of the score normalised per image (the paper averages; the scale is ours to hold)."""
-    info = network.info
-    chunk = max(1, MAP_BYTES // (4 * 3 * info.heads * info.tokens**2))  # a map, its product, and what softmax needs
+    layers = range(layer + 1, info.depth + 1)
+    above = [(network.block(partial, block), partial.counts[block]) for block in layers]
+    order = torch.tensor([partial.order])
+    run: Run = network.run
     total = torch.zeros(info.patches, dtype=torch.float64)
-    count = 0
-    for before, after in features.batches(layer - 1, layer):
-        for z, out in zip(before.split(chunk), after.split(chunk), strict=True):
-            scores = per_image(network, partial, layer, z, out)[:, info.prefix_tokens :].double()
-            total += (scores / scores.sum(dim=1, keepdim=True).clamp_min(1e-300)).sum(dim=0).cpu()
-            count += len(scores)
-    return total / count
+    with torch.no_grad():
+        for before, after in features.batches(layer - 1, layer):
+            own = order.to(before.device).expand(len(before), -1)
+            total += _shares(network.host, config.score, layer, above, run, own, before, after).sum(dim=0).cpu()
+    return total / features.count
 
 
-def _attention_of(network: Network, partial: Partial, layer: int, z: Tensor, out: Tensor) -> Tensor:
-    block = network.host.blocks[layer - 1]
-    return attention_norm(network.host.attention(block, z, z.shape[1]))
+Run = Callable[[nn.Module, Tensor, int], Tensor]  # a slimmed block on sorted tokens that computes so many patches
 
 
-def _impact_of(network: Network, partial: Partial, layer: int, z: Tensor, out: Tensor) -> Tensor:
+def score_images(
+    host: Host, score: Score, layer: int, counts: Mapping[int, int], order: Tensor, z: Tensor, out: Tensor
+) -> Tensor:
+    """s_l of each image with its own order of patches, normalised to sum one: z = Z_{l-1} and out = Z_l (B, p + N, d),
+    order (B, N) → (B, N). The blocks above drop all but the first `counts` patches of that order."""
+    above = [(host.blocks[block - 1], counts[block]) for block in range(layer + 1, host.info.depth + 1)]
+    run = Network(host, "drop").run
+    return _shares(host, score, layer, above, run, order, z, out).float()
+
+
+def _shares(
+    host: Host, score: Score | None, layer: int, above: Above, run: Run, order: Tensor, z: Tensor, out: Tensor
+) -> Tensor:
+    """The score normalised per image (the paper averages; the scale is ours to hold): (B, N) in float64."""
+    info = host.info
+    chunk = max(1, MAP_BYTES // (4 * 3 * info.heads * info.tokens**2))  # a map, its product, and what softmax needs
+    found = []
+    for part in zip(order.split(chunk), z.split(chunk), out.split(chunk), strict=True):
+        if score == "impact":
+            tokens = _impact_of(host, layer, above, run, *part)
+        else:
+            tokens = attention_norm(host.attention(host.blocks[layer - 1], part[1], part[1].shape[1]))
+        patches = tokens[:, info.prefix_tokens :].double()
+        found.append(patches / patches.sum(dim=1, keepdim=True).clamp_min(1e-300))
+    return torch.cat(found)
+
+
+def _impact_of(host: Host, layer: int, above: Above, run: Run, order: Tensor, z: Tensor, out: Tensor) -> Tensor:
     """Eq. 6 for block `layer`, the maps above it taken from the network as already slimmed and tuned.
 
     z = Z_{l-1} and out = Z_l, both (B, p + N, d) in the host's order → (B, p + N) in the host's order.
     """
-    host, prefix = network.host, network.info.prefix_tokens
-    x, inputs = network.sort(out, partial.order), []
-    for above in range(layer + 1, network.info.depth + 1):
-        block, count = network.block(partial, above), partial.counts[above]
+    prefix = host.info.prefix_tokens
+    x, inputs = sort_tokens(out, order, prefix), []
+    for block, count in above:
         inputs.append((block, x, prefix + count))
-        x = network.run(block, x, count)
+        x = run(block, x, count)
     maps = (host.attention(block, y, n) for block, y, n in reversed(inputs))
     moment = path_moment(maps, host.readout_moment(x).float())
-    # Back from sorted tokens to the host's order.
-    place = list(range(prefix)) + [prefix + patch for patch in partial.order]
-    index = torch.tensor(place, device=z.device).argsort()
-    moment = moment[:, index][:, :, index]
+    # Back from sorted tokens to the host's order; only the diagonal is needed.
+    head = torch.arange(prefix, device=z.device).expand(len(z), -1)
+    place = torch.cat([head, order + prefix], dim=1).argsort(dim=1)
+    weight = moment.diagonal(dim1=1, dim2=2).gather(1, place)
     block = host.blocks[layer - 1]
-    return impact(moment, host.attention(block, z, z.shape[1]), host.normed(block, z).float())
+    return impact(weight, host.attention(block, z, z.shape[1]), host.normed(block, z).float())

@@ -64,6 +64,7 @@ def full_plan(model: nn.Module) -> SlimPlan:
 
 def slim_blocks(host: Host, plan: SlimPlan, predictors: Mapping[int, nn.Module]) -> list[BlockOf]:
     """Slim blocks that share the host's parameters; G by block number where patches are predicted."""
+    predictors = {layer: predictors[layer] for layer in plan.choosing if layer in predictors}
     if plan.mode == "threshold":
         blocks = _packed_blocks(host, plan, predictors)
     elif plan.per_image or plan.removed == "merge":

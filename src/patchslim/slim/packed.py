@@ -63,24 +63,33 @@ class PackedBlock(BlockOf):
         place = (torch.arange(tokens, device=x.device) - self.prefix).clamp_min(0).repeat(batch)
         return Packed(x.reshape(1, batch * tokens, width), [tokens] * batch, place)
 
-    def _choose(self, packed: Packed, y: Tensor) -> Packed:
-        """y (T, d). Which tokens stay is decided on a grid of images by patches."""
-        length = torch.tensor(packed.lengths, device=y.device)
+    def scores(self, given: Tensor | Packed) -> Tensor:
+        """log ŝ of all patches that come in, -inf where an image has fewer: (B, t)."""
+        packed = given if isinstance(given, Packed) else self._enter(given)
+        return self._scores(packed, self.math.read(self, packed.x).y[0], *self._grid(packed))
+
+    def _grid(self, packed: Packed) -> tuple[Tensor, Tensor]:
+        """Images by patches: token numbers and where they are real, both (B, t)."""
+        length = torch.tensor(packed.lengths, device=packed.x.device)
         begin = length.cumsum(0) - length + self.prefix
-        column = torch.arange(max(packed.lengths) - self.prefix, device=y.device)
-        real = column < (length - self.prefix)[:, None]  # (B, t)
-        index = torch.where(real, begin[:, None] + column, 0)
-        stay = self._stay(y[index], torch.where(real, packed.place[index], self.patches), real)
+        column = torch.arange(max(packed.lengths) - self.prefix, device=packed.x.device)
+        real = column < (length - self.prefix)[:, None]
+        return torch.where(real, begin[:, None] + column, 0), real
+
+    def _scores(self, packed: Packed, y: Tensor, index: Tensor, real: Tensor) -> Tensor:
+        """y (T, d), the grid (B, t) → (B, t)."""
+        place = torch.where(real, packed.place[index], self.patches)
+        return as_fp32(self.predictor(y[index], place)).masked_fill(~real, -torch.inf)
+
+    def _choose(self, packed: Packed, y: Tensor) -> Packed:
+        """y (T, d). Which tokens stay is decided on the grid."""
+        index, real = self._grid(packed)
+        stay = torch.zeros_like(real)
+        if self.least > 0:
+            score = self._scores(packed, y, index, real)
+            stay = (score > self.threshold).scatter(1, score.topk(self.least, dim=1).indices, True)
         keep = torch.ones(len(y), dtype=torch.bool, device=y.device)
         keep[index[real]] = stay[real]
         lengths = (stay.sum(dim=1) + self.prefix).tolist()
         chosen = keep.nonzero()[:, 0]
         return Packed(packed.x[:, chosen], lengths, packed.place[chosen])
-
-    def _stay(self, y: Tensor, place: Tensor, real: Tensor) -> Tensor:
-        """y (B, t, d), place and real (B, t) → which patches stay (B, t)."""
-        if self.least == 0:
-            return torch.zeros_like(real)
-        score = as_fp32(self.predictor(y, place)).masked_fill(~real, -torch.inf)
-        stay = score > self.threshold
-        return stay.scatter(1, score.topk(self.least, dim=1).indices, True)

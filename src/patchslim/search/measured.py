@@ -1,0 +1,153 @@
+"""A search that measures: counts per block, and drop or merge per block, by the error of the whole slim network.
+
+Algorithm 1 looks one block ahead and can't see what merging or an image's own choice does to the blocks after it. Here
+a candidate is built and run, and judged by what the head reads: ‖f̂ − f‖² / ‖f‖², averaged over the images.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from patchslim.errors import PatchslimError
+from patchslim.hosts import Host
+from patchslim.macs import host_macs, macs_of_counts
+from patchslim.plan import PredictorSpec, SlimPlan
+from patchslim.search.config import SearchConfig
+from patchslim.search.features import Features
+from patchslim.search.ledger import Ledger
+from patchslim.search.network import relative_error
+from patchslim.search.schedule import POWERS, Counts, Slots, improve
+from patchslim.search.topdown import Listener
+from patchslim.slim.assemble import slim_blocks
+
+Draft = Callable[[Counts, tuple[int, ...]], SlimPlan]  # (patches per block, blocks that drop) → a plan to try
+START_RATIO = 0.6  # where shapes are compared when a tolerance, not a ratio, is asked for
+
+
+@torch.no_grad()
+def measure(host: Host, features: Features, plan: SlimPlan, predictors: Mapping[int, nn.Module]) -> float:
+    """The readout's relative error under a plan, averaged over the images."""
+    depth = host.info.depth
+    features.focus((0, depth))
+    blocks = slim_blocks(host, plan, predictors)
+    errors = []
+    for x, out in features.batches(0, depth):
+        state: Any = x
+        for block in blocks:
+            state = block(state)
+        errors.append(relative_error(host.features(state), host.features(out)).double().cpu())
+    value = float(torch.cat(errors).mean())
+    if not math.isfinite(value):
+        raise PatchslimError("The error is not a finite number; the model's weights or the images are broken.")
+    return value
+
+
+class Measured:
+    """Tries plans of one kind on one host, remembering every error."""
+
+    def __init__(
+        self,
+        host: Host,
+        features: Features,
+        config: SearchConfig,
+        ledger: Ledger,
+        listen: Listener,
+        draft: Draft,
+        spec: PredictorSpec | None = None,
+        predictors: Mapping[int, nn.Module] | None = None,
+    ) -> None:
+        self.host, self.info, self.features, self.config = host, host.info, features, config
+        self.ledger, self.listen, self.draft = ledger, listen, draft
+        self.spec, self.predictors = spec, predictors or {}
+        self.slots = Slots(host.info, halves=spec is None)  # patches that are alike go in pairs
+        self.tried, self.best = 0, math.inf
+
+    def search(self, tolerance: float | None) -> tuple[SlimPlan, float]:
+        """The best plan found at the asked MAC ratio, or within the tolerance, and its error."""
+        if self.config.target_macs is not None:
+            counts = self.at_ratio(self.config.target_macs)
+        else:
+            assert tolerance is not None
+            counts = self.within(tolerance)
+        drops = self.choose_drops(counts) if self.config.removed == "merge" else ()
+        return self.draft(counts, drops), self.error(counts, drops)
+
+    def error(self, counts: Counts, drops: tuple[int, ...] = ()) -> float:
+        """Measured once, then remembered."""
+        key = ("error", counts, drops)
+        entry = self.ledger.get(key)
+        if entry is None:
+            entry = {"error": measure(self.host, self.features, self.draft(counts, drops), self.predictors)}
+            self.ledger.put(key, entry)
+        value = float(entry["error"])
+        self.tried, self.best = self.tried + 1, min(self.best, value)
+        known = {"patches": counts, "drops": drops, "error": value, "best": self.best}
+        self.listen({"event": "candidate", "number": self.tried} | known)
+        return value
+
+    def at_ratio(self, ratio: float) -> Counts:
+        """The best shape to begin with, then better ones at the same MACs."""
+        return improve(self.slots, self._cached(), self._fit(ratio), self._best_shape(ratio))
+
+    def within(self, tolerance: float) -> Counts:
+        """As few MACs as keep the error within the tolerance: scale the best shape, improve it, scale it again."""
+        error = self._cached()
+        counts = self._scaled(self._best_shape(START_RATIO), error, tolerance)
+        counts = improve(self.slots, error, self._fit(self._macs(counts) / host_macs(self.info)), counts)
+        return self._scaled(counts, error, tolerance)
+
+    def choose_drops(self, counts: Counts) -> tuple[int, ...]:
+        """The blocks that do better to drop than to merge, the last ones tried first."""
+        drops: tuple[int, ...] = ()
+        error = self.error(counts)
+        for layer in sorted(removing(self.info.patches, counts), reverse=True):
+            trial = tuple(sorted({*drops, layer}))
+            if (other := self.error(counts, trial)) < error:
+                drops, error = trial, other
+        return drops
+
+    def _cached(self) -> Callable[[Counts], float]:
+        """Errors of one descent: the ledger remembers across runs, this spares the listener repeats."""
+        known: dict[Counts, float] = {}
+
+        def error(counts: Counts) -> float:
+            if counts not in known:
+                known[counts] = self.error(counts)
+            return known[counts]
+
+        return error
+
+    def _best_shape(self, ratio: float) -> Counts:
+        fit = self._fit(ratio)
+        return min({fit(self.slots.shape(power)): None for power in POWERS}, key=self.error)
+
+    def _macs(self, counts: Counts) -> int:
+        choice: dict[str, Any] = {"select": self.config.select, "predictor": self.spec}
+        return macs_of_counts(self.info, counts, self.config.removed, **choice)
+
+    def _fit(self, ratio: float) -> Callable[[Sequence[float]], Counts]:
+        budget = ratio * host_macs(self.info)
+        return lambda removals: self.slots.fit(removals, lambda counts: self._macs(counts) <= budget)
+
+    def _scaled(self, counts: Counts, error: Callable[[Counts], float], tolerance: float) -> Counts:
+        """The same removals, scaled as far as the tolerance allows, to a patch."""
+        removals = self.slots.removals(counts)
+        low, high = 0.0, 2.0
+        while high < 64 and error(self.slots.counts(removals, high)) <= tolerance:
+            low, high = high, 2 * high
+        while (high - low) * max(removals) > 1:
+            middle = (low + high) / 2
+            within = error(self.slots.counts(removals, middle)) <= tolerance
+            low, high = (middle, high) if within else (low, middle)
+        return self.slots.counts(removals, low)
+
+
+def removing(patches: int, counts: Sequence[int]) -> list[int]:
+    """The blocks (from 1) that remove some patches and keep others."""
+    above = (patches, *counts)
+    return [layer for layer, count in enumerate(counts, start=1) if 0 < count < above[layer - 1]]

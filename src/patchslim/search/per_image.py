@@ -1,0 +1,100 @@
+"""Searches for plans that merge, or by which images choose: one draft of a plan per kind, all measured alike."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+
+from patchslim.hosts import Host
+from patchslim.macs import host_macs, plan_macs
+from patchslim.plan import PredictorSpec, SlimPlan, build_plan
+from patchslim.search.config import SearchConfig
+from patchslim.search.features import Features
+from patchslim.search.groups import likeness, static_groups
+from patchslim.search.ledger import Ledger
+from patchslim.search.measured import Draft, Measured, measure
+from patchslim.search.predict import Trainer
+from patchslim.search.schedule import Counts
+from patchslim.search.threshold import calibrate
+from patchslim.search.topdown import Listener
+from patchslim.slim.assemble import name_predictors
+from patchslim.slim.predictor import hidden_width, predictor_fingerprint
+
+
+def per_image_search(
+    host: Host, features: Features, config: SearchConfig, ledger: Ledger, listen: Listener, tolerance: float | None
+) -> tuple[SlimPlan, dict[str, Tensor]]:
+    """A plan, and G's weights under the host's names where patches are predicted."""
+    if config.select == "predicted":
+        return _predicted(host, features, config, ledger, listen, tolerance)
+    draft = _matched(host, config) if config.select == "matched" else _static_merge(host, features)
+    measured = Measured(host, features, config, ledger, listen, draft)
+    plan, error = measured.search(tolerance)
+    return _signed(host, plan, config, features.count, tolerance, error), {}
+
+
+def _matched(host: Host, config: SearchConfig) -> Draft:
+    """Every image pairs its own patches."""
+
+    def draft(counts: Counts, drops: tuple[int, ...]) -> SlimPlan:
+        fields: dict[str, Any] = {"select": "matched", "removed": config.removed}
+        return build_plan(host.info, **fields, patches_per_block=list(counts), drops=list(drops))
+
+    return draft
+
+
+def _static_merge(host: Host, features: Features) -> Draft:
+    """The same groups for every image."""
+    found = likeness(host, features)
+
+    def draft(counts: Counts, drops: tuple[int, ...]) -> SlimPlan:
+        kept, into = static_groups(found, counts, drops)
+        return build_plan(host.info, removed="merge", kept=kept, into=into)
+
+    return draft
+
+
+def _predicted(
+    host: Host, features: Features, config: SearchConfig, ledger: Ledger, listen: Listener, tolerance: float | None
+) -> tuple[SlimPlan, dict[str, Tensor]]:
+    """G learns on the whole network, the counts are searched with it, and it learns again on the network as slimmed."""
+    info = host.info
+    spec = PredictorSpec(kind=config.predictor, hidden=hidden_width(info, config.predictor), weights="")
+
+    def draft(counts: Counts, drops: tuple[int, ...]) -> SlimPlan:
+        fields: dict[str, Any] = {"select": "predicted", "removed": config.removed, "predictor": spec}
+        return build_plan(info, **fields, patches_per_block=list(counts), drops=list(drops))
+
+    trainer = Trainer(host, features, config, ledger, listen)
+    slots = info.depth if info.reads_patches else info.depth - 1
+    everything = (info.patches,) * slots + (0,) * (info.depth - slots)
+    predictors = trainer.fit(draft(everything, ()), range(1, slots + 1))
+    plan, _ = Measured(host, features, config, ledger, listen, draft, spec, predictors).search(tolerance)
+    ends_alike = [info.depth] if config.mode == "threshold" and info.reads_patches else []
+    predictors = trainer.fit(plan, sorted({*plan.choosing, *ends_alike}))
+    if config.mode == "threshold":
+        budget = plan_macs(info, plan) if config.target_macs is None else int(config.target_macs * host_macs(info))
+        plan = calibrate(host, features, plan, predictors, budget)
+    weights = name_predictors(host, predictors)
+    signed = plan.predictor.model_copy(update={"weights": predictor_fingerprint(weights)}) if plan.predictor else None
+    plan = plan.model_copy(update={"predictor": signed})
+    error = measure(host, features, plan, predictors)
+    return _signed(host, plan, config, features.count, tolerance, error), weights
+
+
+def _signed(
+    host: Host, plan: SlimPlan, config: SearchConfig, images: int, tolerance: float | None, error: float
+) -> SlimPlan:
+    """The plan with a word on how it came about."""
+    macs = plan_macs(host.info, plan)
+    provenance: dict[str, Any] = {
+        "method": "measured search",
+        "settings": config.as_dict(),
+        "tolerance": tolerance,
+        "images": images,
+        "errors": {"readout": error},
+        "macs": macs,
+        "macs_ratio": macs / host_macs(host.info),
+    }
+    return plan.model_copy(update={"provenance": provenance})
