@@ -39,7 +39,8 @@ def main() -> None:
     slim = ps.apply(model, plan)
     rows: list[dict[str, Any]] = []
     for batch_size in args.batch_sizes:
-        row = compare(slim, model, batch_size, args.dtype, args.compile, args.seconds)
+        batch = torch.randn(batch_size, info.channels, *info.image_size, device=args.device)
+        row = compare(slim, model, batch, args.dtype, args.compile, args.seconds)
         rows.append(row)
         print(
             f"{args.model}, batch {batch_size}: {row['throughput']:.2f} images/s against "

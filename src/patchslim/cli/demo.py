@@ -7,6 +7,7 @@ import shutil
 from pathlib import Path
 from typing import Annotated, Any
 
+import torch
 import typer
 from rich.console import Console
 from rich.table import Table
@@ -22,7 +23,7 @@ from patchslim.plan import SlimPlan
 from patchslim.report import draw_kept
 from patchslim.runs import STARTED, check_folder, make_run
 from patchslim.search import SearchConfig
-from patchslim.slim import load
+from patchslim.slim import SlimModel, load
 from patchslim.slim.store import CONFIG, METRICS, SEARCH
 
 PICTURE = "kept_patches.png"
@@ -72,12 +73,13 @@ def remove_old_demo(folder: Path) -> None:
             return
 
 
-def measure(host: nn.Module, slim: nn.Module) -> dict[str, Any]:
+def measure(host: nn.Module, slim: SlimModel) -> dict[str, Any]:
     """Accuracy on the held-out digits and throughput, before and after."""
     held_out = open_images("digits:test", model=host)
     console.print(f"Measuring on {len(held_out)} digits that neither training nor slimming has seen")
     before, after = evaluate(host, held_out), evaluate(slim, held_out)
-    speed = compare(slim, host, batch_size=64, dtype="float32", compiled=False, seconds=3.0)
+    batch = torch.cat([images for images, _ in held_out.batches(64)])[:64]
+    speed = compare(slim, host, batch, "float32", compiled=False, seconds=3.0)
     return {
         "host_top1": before.top1,
         "top1": after.top1,

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 from rich.progress import Progress
+from torch import nn
 
 from patchslim.cli.common import (
     AsJson,
@@ -48,7 +49,7 @@ def evaluate_model(
     place = open_device(device)
     if is_run(model):
         refuse_with_run(model, checkpoint=checkpoint, pretrained=pretrained, img_size=img_size)
-        network = load(model)
+        network: nn.Module = load(model)
     else:
         network = open_model(model, checkpoint, pretrained, img_size)
         note_random(checkpoint, pretrained)
@@ -60,10 +61,13 @@ def evaluate_model(
         task = progress.add_task("images", total=len(images))
         found = evaluate(network.to(place), images, batch_size, lambda done: progress.advance(task, done))
     note_skipped(found.skipped, len(images))
-    macs = count_macs(network)
+    macs = count_macs(network) if found.image_macs is None else round(found.image_macs["mean"])
     result = {"model": model, "data": data} | asdict(found) | {"macs": macs, "macs_ratio": macs / host_macs(info)}
     text = (
         f"top-1 {found.top1:.2f} %, top-5 {found.top5:.2f} % on {found.images} images; "
         f"{macs / 1e9:.4g} GMACs per image, {result['macs_ratio']:.3f} of the host's"
     )
+    if found.image_macs is not None:
+        low, high = found.image_macs["p5"], found.image_macs["p95"]
+        text += f"; images take {low / 1e9:.4g} (5th percentile) to {high / 1e9:.4g} G (95th)"
     report(result, as_json, text)

@@ -12,10 +12,12 @@ from patchslim.cli.common import console
 from patchslim.hosts import HostInfo
 from patchslim.search.topdown import Listener
 
+CANDIDATES = 130  # a measured search takes about so many; the bar is a guess
+
 
 @contextmanager
 def show_search(info: HostInfo) -> Iterator[Listener]:
-    """A listener that moves a bar block by block."""
+    """A listener that moves a bar, block by block or candidate by candidate."""
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),
@@ -45,6 +47,13 @@ def _words(event: Mapping[str, Any], info: HostInfo) -> tuple[str | None, str | 
             f"block {event['block']}: scoring",
             info.depth - event["block"],
         )
+    if kind == "exact":
+        return "scoring", "exact scores of every image", None
+    if kind == "predictor":
+        return "training G", f"block {event['block']}", event["block"]
+    if kind == "candidate":
+        words = f"candidate {event['number']}: error {event['error']:.3g}, best {event['best']:.3g}"
+        return "measuring", words, min(event["number"] * info.depth // CANDIDATES, info.depth - 1)
     if kind == "error":
         return None, f"block {event['block']}: {event['patches']} patches, error {event['error']:.3g}", None
     return None, None, None

@@ -5,22 +5,20 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from patchslim.hosts import HostInfo
-from patchslim.macs import count_macs, host_macs
+from patchslim.macs import host_macs
 from patchslim.measure.latency import time_side_by_side
+from patchslim.slim import SlimModel
 
 
 def compare(
-    slim: nn.Module, host: nn.Module, batch_size: int, dtype: str, compiled: bool, seconds: float
+    slim: SlimModel, host: nn.Module, batch: Tensor, dtype: str, compiled: bool, seconds: float
 ) -> dict[str, Any]:
-    """Throughput of both in images per second, and the speed-up against the one the MACs promise."""
-    info: HostInfo = slim.host_info  # type: ignore[assignment]
-    place = next(slim.parameters()).device
-    batch = torch.randn(batch_size, info.channels, *info.image_size, device=place)
+    """Throughput of both on one batch (B, C, H, W), and the speed-up against the one the MACs of its images promise."""
+    place, batch_size = batch.device, len(batch)
     ours, base = time_side_by_side([slim, host], batch, dtype=dtype, compile_models=compiled, seconds=seconds)
-    ideal = host_macs(info) / count_macs(slim)
+    ideal = host_macs(slim.host_info) / float(slim.image_macs(batch).double().mean())
     speedup = base.median / ours.median
     return {
         "throughput": ours.throughput(batch_size),

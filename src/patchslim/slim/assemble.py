@@ -28,7 +28,7 @@ from patchslim.slim.predictor import (
 from patchslim.slim.reduce import Grouped, Matched, Predicted, Reduce
 
 
-def apply(model: nn.Module, plan: SlimPlan, tuned: Mapping[str, Tensor] | None = None) -> nn.Module:
+def apply(model: nn.Module, plan: SlimPlan, tuned: Mapping[str, Tensor] | None = None) -> SlimModel:
     """A new model of the host's own class that computes what the plan keeps; the given model stays as it was.
 
     `tuned` are weights under the host's names that replace the host's, and those of G where patches are predicted. The

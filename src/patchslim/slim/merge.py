@@ -14,7 +14,7 @@ from torch import Tensor
 
 from patchslim.slim.tokens import Tokens, pick, take
 
-IMPORTANCE = 0.2  # how much a patch that the class token attends to resists being merged away; docs/decisions.md
+IMPORTANCE = 0.3  # how much a patch that the class token attends to resists being merged away; docs/decisions.md
 
 
 class Match(NamedTuple):

@@ -18,6 +18,7 @@ from patchslim.hosts import rebuild_host
 from patchslim.hosts.weights import load_weights_, read_weights, write_weights
 from patchslim.plan import SlimPlan
 from patchslim.slim.assemble import apply, is_slim
+from patchslim.slim.model import SlimModel
 from patchslim.slim.predictor import predictor_weights
 from patchslim.version import __version__
 
@@ -111,7 +112,7 @@ def load_host(path: str | Path) -> nn.Module:
     return host.eval()
 
 
-def load(path: str | Path, device: str | torch.device = "cpu") -> nn.Module:
+def load(path: str | Path, device: str | torch.device = "cpu") -> SlimModel:
     """The slim model of a run folder, in eval mode."""
     host = load_host(path)
     plan = SlimPlan.load(Path(path) / PLAN)
