@@ -25,15 +25,18 @@ def block_macs(shape: BlockShape, n_in: int, n: int) -> int:
 
 
 def merge_macs(shape: BlockShape, kept: int, gone: int) -> int:
-    """Averaging `gone` patches into some of `kept`: a 0/1 matrix times tokens with their size as one more channel."""
-    return kept * gone * (shape.width + 1)
+    """Averaging `gone` patches into some of `kept`: a 0/1 matrix times tokens, their weight, size and length."""
+    return kept * gone * (shape.width + 3)
 
 
 def match_macs(info: HostInfo, shape: BlockShape, patches: int) -> int:
-    """Pairing `patches` patches by similarity of their mean keys, and the class token's attention beside it."""
-    halves = (patches + 1) // 2 * (patches // 2)
-    importance = 0 if info.reads_patches else (shape.width + info.prefix_tokens + patches) * shape.attention_width
-    return halves * (shape.attention_width // info.heads) + importance
+    """Pairing `patches` patches by similarity of their keys, and the class token's attention beside it."""
+    return (patches + 1) // 2 * (patches // 2) * shape.attention_width + importance_macs(info, shape, patches)
+
+
+def importance_macs(info: HostInfo, shape: BlockShape, patches: int) -> int:
+    """The class token's own row of attention, where one is read."""
+    return 0 if info.reads_patches else (shape.width + info.prefix_tokens + patches) * shape.attention_width
 
 
 def predictor_macs(info: HostInfo, spec: PredictorSpec, patches: int) -> int:
@@ -60,10 +63,12 @@ def choice_macs(
     if select == "matched":
         pairs = merge_macs(shape, patches // 2, gone) if merges else 0  # only the second half takes any in
         return match_macs(info, shape, patches) + pairs
+    if select == "static":
+        return kept * gone * shape.width if merges else 0  # constant weights; sizes are known beforehand
     total = predictor_macs(info, predictor, patches) if predictor is not None else 0
     if merges:
-        total += merge_macs(shape, kept, gone) if select == "predicted" else kept * gone * shape.width
-        total += kept * gone * (shape.attention_width // info.heads) if select == "predicted" else 0
+        total += kept * gone * shape.attention_width + merge_macs(shape, kept, gone)
+        total += importance_macs(info, shape, patches)
     return total
 
 

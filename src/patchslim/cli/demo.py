@@ -1,13 +1,14 @@
-"""`patchslim demo`: the whole way on the bundled digits model, in about a minute."""
+"""`patchslim demo`: the whole way on the bundled digits model, in a minute or two."""
 
 from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
-import torch
 import typer
 from rich.console import Console
 from rich.table import Table
@@ -18,47 +19,60 @@ from patchslim.cli.progress import show_search
 from patchslim.data import open_images
 from patchslim.files import write_json
 from patchslim.hosts import HostInfo, inspect
-from patchslim.measure import compare, evaluate
-from patchslim.plan import SlimPlan
-from patchslim.report import draw_kept
+from patchslim.measure import evaluate, time_side_by_side
+from patchslim.report import draw_kept, draw_sources
 from patchslim.runs import STARTED, check_folder, make_run
 from patchslim.search import SearchConfig
 from patchslim.slim import SlimModel, load
 from patchslim.slim.store import CONFIG, METRICS, SEARCH
 
-PICTURE = "kept_patches.png"
-SETTINGS = SearchConfig(target_macs=0.55, step=2, tune_epochs=3, batch_size=64)
+KEPT_PICTURE, MERGED_PICTURE = "kept_patches.png", "merged_patches.png"
+MATCHED = "matched"  # the second run: its folder in the first one's, and its key in the JSON
+STATIC_SETTINGS = SearchConfig(target_macs=0.55, step=2, tune_epochs=3, batch_size=64)
+MATCHED_SETTINGS = SearchConfig(target_macs=0.55, select="matched", batch_size=64)
 CALIBRATION_IMAGES = 512
+BATCH = 64  # images at a time where speed is measured
+DRAWN = 4  # held-out digits in the pictures
+
+
+@dataclass
+class Run:
+    """One of the demo's two runs: where it is, and what is known of it."""
+
+    folder: Path
+    picture: Path
+    slim: SlimModel
+    metrics: dict[str, Any]
+
+    def as_dict(self) -> dict[str, Any]:
+        """As the JSON output has it."""
+        return {"run": str(self.folder), "picture": str(self.picture)} | self.metrics
+
+    @property
+    def saved(self) -> str:
+        """The share of the host's MACs that is gone."""
+        return f"{1 - self.metrics['macs_ratio']:.0%}"
 
 
 def demo(
     out: Annotated[Path, typer.Option("--out", metavar="DIR", help="Run folder.")] = Path("demo"),
     as_json: AsJson = False,
 ) -> None:
-    """Slim the bundled digits model: search, measure, draw. Needs no data and no GPU."""
+    """Slim the bundled digits model in two ways: search, measure, draw. Needs no data and no GPU."""
     remove_old_demo(out)
     check_folder(out, resume=False)
     host = open_model("digits_vit", pretrained=True)
     console.print(f"Slimming {inspect(host)}")
-    train = open_images("digits:train", model=host, limit=CALIBRATION_IMAGES)
-    started = {
-        "demo": True,
-        "model": "digits_vit",
-        "settings": SETTINGS.as_dict(),
-        "data": {"source": "digits:train"},
-    }
-    with show_search(inspect(host)) as listen:
-        metrics = make_run(host, train, SETTINGS, out, started, listen)
-    slim = load(out)
-    metrics |= measure(host, slim)
-    write_json(out / METRICS, metrics)
-    held_out = open_images("digits:test", model=host)
-    title = f"Patches that digits_vit computes, {1 - metrics['macs_ratio']:.0%} fewer MACs"
-    draw_kept(SlimPlan.load(out / "plan.json"), [held_out.picture(i) for i in range(4)], out / PICTURE, title)
+    console.print("Searching the patches to drop, the same ones for every image")
+    static = slim_digits(host, STATIC_SETTINGS, out, out / KEPT_PICTURE)
+    console.print("Searching how many patches to merge; every image pairs its own")
+    matched = slim_digits(host, MATCHED_SETTINGS, out / MATCHED, out / MERGED_PICTURE)
+    measure(host, (static, matched))
+    draw(host, static, matched)
     if as_json:
-        print(json.dumps({"run": str(out), "picture": str(out / PICTURE)} | metrics))
+        print(json.dumps(static.as_dict() | {MATCHED: matched.as_dict()}))
     else:
-        show(metrics, out, inspect(host))
+        show(static, matched, inspect(host))
 
 
 def remove_old_demo(folder: Path) -> None:
@@ -73,39 +87,81 @@ def remove_old_demo(folder: Path) -> None:
             return
 
 
-def measure(host: nn.Module, slim: SlimModel) -> dict[str, Any]:
-    """Accuracy on the held-out digits and throughput, before and after."""
+def slim_digits(host: nn.Module, settings: SearchConfig, folder: Path, picture: Path) -> Run:
+    """Search on the training digits, with a bar to watch, and write the run."""
+    train = open_images("digits:train", model=host, limit=CALIBRATION_IMAGES)
+    started = {
+        "demo": True,
+        "model": "digits_vit",
+        "settings": settings.as_dict(),
+        "data": {"source": "digits:train"},
+    }
+    with show_search(inspect(host)) as listen:
+        metrics = make_run(host, train, settings, folder, started, listen)
+    return Run(folder, picture, load(folder), metrics)
+
+
+def measure(host: nn.Module, runs: Sequence[Run]) -> None:
+    """Add accuracy on the held-out digits and throughput to every run's metrics, in hand and on disk.
+
+    All models are timed in turns, so that one host's throughput serves as every run's baseline.
+    """
     held_out = open_images("digits:test", model=host)
     console.print(f"Measuring on {len(held_out)} digits that neither training nor slimming has seen")
-    before, after = evaluate(host, held_out), evaluate(slim, held_out)
-    batch = torch.cat([images for images, _ in held_out.batches(64)])[:64]
-    speed = compare(slim, host, batch, "float32", compiled=False, seconds=3.0)
-    return {
-        "host_top1": before.top1,
-        "top1": after.top1,
-        "images": after.images,
-        "throughput": speed["throughput"],
-        "baseline_throughput": speed["baseline_throughput"],
-        "speedup": speed["speedup"],
-        "ideal_speedup": speed["ideal_speedup"],
-    }
+    before = evaluate(host, held_out)
+    batch = next(held_out.batches(BATCH))[0]
+    base, *timings = time_side_by_side([host, *(run.slim for run in runs)], batch)
+    for run, timing in zip(runs, timings, strict=True):
+        after = evaluate(run.slim, held_out)
+        run.metrics |= {
+            "host_top1": before.top1,
+            "top1": after.top1,
+            "images": after.images,
+            "throughput": timing.throughput(len(batch)),
+            "baseline_throughput": base.throughput(len(batch)),
+            "speedup": base.median / timing.median,
+            "ideal_speedup": run.metrics["host_macs"] / run.metrics["macs"],
+        }
+        write_json(run.folder / METRICS, run.metrics)
 
 
-def show(metrics: dict[str, Any], out: Path, info: HostInfo) -> None:
-    """The before/after table, and where everything is."""
+def draw(host: nn.Module, static: Run, matched: Run) -> None:
+    """Both pictures, of the same held-out digits."""
+    held_out = open_images("digits:test", model=host)
+    pictures = [held_out.picture(number) for number in range(DRAWN)]
+    title = f"Patches that digits_vit computes, {static.saved} fewer MACs"
+    draw_kept(static.slim.plan, pictures, static.picture, title)
+    sources = matched.slim.sources(next(held_out.batches(DRAWN))[0])
+    title = f"Tokens that digits_vit computes, in the mean colour of their patches, {matched.saved} fewer MACs"
+    draw_sources(pictures, sources, inspect(host).grid, matched.picture, title)
+
+
+def show(static: Run, matched: Run, info: HostInfo) -> None:
+    """The table of the host and both runs, and where everything is."""
     table = Table(title="digits_vit, before and after")
-    for name in ("", "host", "slim", "change"):
+    for name in ("", "host", "static drop", "matched merge"):
         table.add_column(name, justify="left" if not name else "right")
-    top1, host_top1 = metrics["top1"], metrics["host_top1"]
-    table.add_row("top-1, held-out digits", f"{host_top1:.1f} %", f"{top1:.1f} %", f"{top1 - host_top1:+.1f} points")
-    macs, host_macs = metrics["macs"], metrics["host_macs"]
-    table.add_row("MACs per image", f"{host_macs / 1e6:.1f} M", f"{macs / 1e6:.1f} M", f"{macs / host_macs - 1:+.1%}")
-    slim_rate, host_rate = metrics["throughput"], metrics["baseline_throughput"]
-    table.add_row("images/s, batch 64", f"{host_rate:.0f}", f"{slim_rate:.0f}", f"{slim_rate / host_rate:.2f}×")
-    for block, patches in enumerate(metrics["patches_per_block"], start=1):
-        tokens = info.prefix_tokens + patches
-        change = f"{tokens / info.tokens - 1:+.0%}"
-        table.add_row(f"tokens computed, block {block}", str(info.tokens), str(tokens), change)
+    both, known = (static.metrics, matched.metrics), static.metrics
+    table.add_row("top-1, unseen digits", f"{known['host_top1']:.1f} %", *(_top1(metrics) for metrics in both))
+    table.add_row("MACs per image", f"{known['host_macs'] / 1e6:.1f} M", *(_macs(metrics) for metrics in both))
+    rate = f"{known['baseline_throughput']:.0f}"  # timed once, in turns with both
+    table.add_row(f"images/s, batch {BATCH}", rate, *(_rate(metrics) for metrics in both))
+    for block in range(info.depth):
+        tokens = [str(info.prefix_tokens + metrics["patches_per_block"][block]) for metrics in both]
+        table.add_row(f"tokens in block {block + 1}", str(info.tokens), *tokens)
     stdout = Console()
     stdout.print(table)
-    stdout.print(f"run folder: {out}   picture: {out / PICTURE}", highlight=False)
+    for run in (static, matched):
+        stdout.print(f"run folder: {run.folder}   picture: {run.picture}", highlight=False)
+
+
+def _top1(metrics: dict[str, Any]) -> str:
+    return f"{metrics['top1']:.1f} % ({metrics['top1'] - metrics['host_top1']:+.1f} points)"
+
+
+def _macs(metrics: dict[str, Any]) -> str:
+    return f"{metrics['macs'] / 1e6:.1f} M ({metrics['macs_ratio'] - 1:+.1%})"
+
+
+def _rate(metrics: dict[str, Any]) -> str:
+    return f"{metrics['throughput']:.0f} ({metrics['speedup']:.2f}×)"

@@ -5,7 +5,6 @@ Shapes: queries q (B, H, n, d_h), keys k and values v (B, H, n_in, d_h) → (B, 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Protocol
 
 import torch
@@ -29,18 +28,15 @@ def plain(q: Tensor, k: Tensor, v: Tensor, *, scale: float, dropout: float, fuse
     return F.dropout((q * scale @ k.transpose(-2, -1)).softmax(dim=-1), dropout) @ v
 
 
-@dataclass(frozen=True)
-class Sized:
+def sized(size: Tensor) -> Mix:
     """A key that stands for s input patches counts s times: log(s) is added to its logits.
 
     `size` is (B, n_in), or (1, n_in) where it is the same for every image.
     """
 
-    size: Tensor
-
-    def __call__(self, q: Tensor, k: Tensor, v: Tensor, *, scale: float, dropout: float, fused: bool) -> Tensor:
-        """softmax(scale · q kᵀ + log s) v."""
-        log_size = self.size.log().to(q.dtype)
+    # A closure and not a callable object: torch.compile of 2.11 can't trace a call to the latter.
+    def mix(q: Tensor, k: Tensor, v: Tensor, *, scale: float, dropout: float, fused: bool) -> Tensor:
+        log_size = size.log().to(q.dtype)
         if not fused:
             logits = q * scale @ k.transpose(-2, -1) + log_size[:, None, None, :]
             return F.dropout(logits.softmax(dim=-1), dropout) @ v
@@ -48,6 +44,8 @@ class Sized:
             return _as_channel(q, k, v, log_size, scale, dropout)
         bias = log_size[:, None, None, :].expand(q.shape[0], 1, q.shape[2], -1)
         return F.scaled_dot_product_attention(q, k, v, attn_mask=bias, dropout_p=dropout, scale=scale)
+
+    return mix
 
 
 def _as_channel(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, scale: float, dropout: float) -> Tensor:

@@ -22,8 +22,7 @@ def reachable(info: HostInfo, removed: Removed, select: Select = "static") -> tu
     """The least and the largest MAC ratio a plan can have."""
     pairs = select == "matched" or (select == "static" and removed == "merge")
     if pairs or select == "predicted":
-        slots = Slots(info, halves=pairs)
-        least = slots.counts(slots.shape(0.0), 1e6 * info.patches)
+        least = Slots(info, halves=pairs).least
     else:
         least = (1 if info.reads_patches else 0,) * info.depth
     most = (info.patches,) * (info.depth - 1) + (info.patches if info.reads_patches else 0,)

@@ -29,7 +29,7 @@ class SearchConfig:
     removed: Removed = None  # type: ignore[assignment]  # None, until it is resolved
     mode: Mode = "top-k"  # of predicted patches
     predictor: PredictorKind = "mlp"
-    predictor_epochs: int = 30  # epochs over the images in which G learns
+    predictor_epochs: int = 60  # epochs over the images in which G learns
     step: int = 10  # r': patches added at a time
     tune_epochs: int = None  # type: ignore[assignment]  # epochs of block tuning on cached features
     learning_rate: float = 5e-5  # of block tuning

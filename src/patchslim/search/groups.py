@@ -10,7 +10,7 @@ from torch import Tensor
 
 from patchslim.hosts import Host
 from patchslim.search.features import Features
-from patchslim.slim.merge import match_halves, mean_keys
+from patchslim.slim.merge import match_halves, unit_keys
 from patchslim.slim.predictor import as_fp32
 
 
@@ -18,7 +18,7 @@ from patchslim.slim.predictor import as_fp32
 class Likeness:
     """Averages over the calibration images, per block."""
 
-    similarity: Tensor  # (depth, N, N): cosine of mean keys
+    similarity: Tensor  # (depth, N, N): cosine of keys
     importance: Tensor | None  # (depth, N): the class token's attention, mean 1
 
 
@@ -32,7 +32,7 @@ def likeness(host: Host, features: Features) -> Likeness:
         features.focus((layer - 1,))
         for (x,) in features.batches(layer - 1):
             incoming = host.math.read(block, x)
-            keys = mean_keys(as_fp32(incoming.k), info.prefix_tokens)
+            keys = unit_keys(as_fp32(incoming.k), info.prefix_tokens)
             similarity[layer - 1] += torch.einsum("bid,bjd->ij", keys, keys).double().cpu()
             if not info.reads_patches:
                 attention = host.math.class_attention(block, incoming, None)[:, info.prefix_tokens :]

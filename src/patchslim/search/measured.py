@@ -21,12 +21,11 @@ from patchslim.search.config import SearchConfig
 from patchslim.search.features import Features
 from patchslim.search.ledger import Ledger
 from patchslim.search.network import relative_error
-from patchslim.search.schedule import POWERS, Counts, Slots, improve
+from patchslim.search.schedule import Counts, Slots, descend, improve
 from patchslim.search.topdown import Listener
 from patchslim.slim.assemble import slim_blocks
 
 Draft = Callable[[Counts, tuple[int, ...]], SlimPlan]  # (patches per block, blocks that drop) → a plan to try
-START_RATIO = 0.6  # where shapes are compared when a tolerance, not a ratio, is asked for
 
 
 @torch.no_grad()
@@ -91,13 +90,16 @@ class Measured:
         return value
 
     def at_ratio(self, ratio: float) -> Counts:
-        """The best shape to begin with, then better ones at the same MACs."""
-        return improve(self.slots, self._cached(), self._fit(ratio), self._best_shape(ratio))
+        """Down to the ratio where it costs least, then better ways to spend the same MACs."""
+        error, fit, budget = self._cached(), self._fit(ratio), ratio * host_macs(self.info)
+        counts = descend(self.slots, error, self._macs, lambda counts: self._macs(counts) <= budget)
+        return improve(self.slots, error, fit, fit(self.slots.removals(counts)))
 
     def within(self, tolerance: float) -> Counts:
-        """As few MACs as keep the error within the tolerance: scale the best shape, improve it, scale it again."""
+        """As few MACs as keep the error within the tolerance: down past it, back, better there, and on to it again."""
         error = self._cached()
-        counts = self._scaled(self._best_shape(START_RATIO), error, tolerance)
+        counts = descend(self.slots, error, self._macs, lambda counts: error(counts) > tolerance)
+        counts = self._scaled(counts, error, tolerance)
         counts = improve(self.slots, error, self._fit(self._macs(counts) / host_macs(self.info)), counts)
         return self._scaled(counts, error, tolerance)
 
@@ -122,10 +124,6 @@ class Measured:
 
         return error
 
-    def _best_shape(self, ratio: float) -> Counts:
-        fit = self._fit(ratio)
-        return min({fit(self.slots.shape(power)): None for power in POWERS}, key=self.error)
-
     def _macs(self, counts: Counts) -> int:
         choice: dict[str, Any] = {"select": self.config.select, "predictor": self.spec}
         return macs_of_counts(self.info, counts, self.config.removed, **choice)
@@ -140,7 +138,7 @@ class Measured:
         low, high = 0.0, 2.0
         while high < 64 and error(self.slots.counts(removals, high)) <= tolerance:
             low, high = high, 2 * high
-        while (high - low) * max(removals) > 1:
+        while (high - low) * max(removals, default=0.0) > 1:
             middle = (low + high) / 2
             within = error(self.slots.counts(removals, middle)) <= tolerance
             low, high = (middle, high) if within else (low, middle)

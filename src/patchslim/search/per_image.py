@@ -72,7 +72,7 @@ def _predicted(
     predictors = trainer.fit(draft(everything, ()), range(1, slots + 1))
     plan, _ = Measured(host, features, config, ledger, listen, draft, spec, predictors).search(tolerance)
     ends_alike = [info.depth] if config.mode == "threshold" and info.reads_patches else []
-    predictors = trainer.fit(plan, sorted({*plan.choosing, *ends_alike}))
+    predictors = trainer.fit(plan, sorted({*plan.choosing, *ends_alike}), begin=predictors)
     if config.mode == "threshold":
         budget = plan_macs(info, plan) if config.target_macs is None else int(config.target_macs * host_macs(info))
         plan = calibrate(host, features, plan, predictors, budget)

@@ -22,6 +22,7 @@ from patchslim.slim.tokens import Tokens, start, take
 
 LEARNING_RATE = 3e-3
 WEIGHT_DECAY = 1e-2
+IMAGES = 32  # per step
 Batch = tuple[Tensor, Tensor, Tensor]  # y (B, t, d), place (B, t), log s (B, t)
 
 
@@ -32,15 +33,26 @@ class Trainer:
         self.host, self.info, self.features, self.config = host, host.info, features, config
         self.ledger, self.listen = ledger, listen
 
-    def fit(self, plan: SlimPlan, layers: Sequence[int]) -> dict[int, Predictor]:
-        """G for some blocks, for the network as a plan slims it. Where nothing is removed, every block may have one."""
+    def fit(
+        self, plan: SlimPlan, layers: Sequence[int], begin: Mapping[int, Predictor] | None = None
+    ) -> dict[int, Predictor]:
+        """G for some blocks, for the network as a plan slims it. Where nothing is removed, every block may have one.
+
+        `begin` are weights to begin with, of G trained on another network.
+        """
         known = {layer: self._known(plan, layer) for layer in layers}
         predictors = {layer: predictor for layer, predictor in known.items() if predictor is not None}
         if len(predictors) < len(layers):
             for layer, batches in self._walk(plan, layers, predictors):
                 if layer not in predictors:
                     self.listen({"event": "predictor", "block": layer})
-                    predictors[layer] = self._train(batches, plan, layer)
+                    fresh = self._fresh(layer)
+                    if begin is None:
+                        fresh.start_at(float(torch.cat([target.flatten() for _, _, target in batches]).mean()))
+                    else:
+                        fresh.load_state_dict(begin[layer].state_dict())
+                    predictors[layer] = self._train(fresh, batches)
+                    self.ledger.put(self._key(plan, layer), {}, predictors[layer])
         return predictors
 
     @torch.no_grad()
@@ -102,24 +114,22 @@ class Trainer:
         block.last = False
         return [block(state) for state in states]
 
-    def _train(self, batches: Sequence[Batch], plan: SlimPlan, layer: int) -> Predictor:
+    def _train(self, predictor: Predictor, batches: Sequence[Batch]) -> Predictor:
         """Least squares on log s, over the patches that are there."""
         with torch.enable_grad():
-            predictor = self._fresh(layer).requires_grad_(True)
-            predictor.start_at(float(torch.cat([target.flatten() for _, _, target in batches]).mean()))
-            steps = self.config.predictor_epochs * len(batches)
+            predictor.requires_grad_(True)
+            parts = [part for batch in batches for part in zip(*(each.split(IMAGES) for each in batch), strict=True)]
+            steps = self.config.predictor_epochs * len(parts)
             optimizer = torch.optim.AdamW(predictor.parameters(), lr=LEARNING_RATE, weight_decay=WEIGHT_DECAY)
             schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
             for _ in range(self.config.predictor_epochs):
-                for y, place, target in batches:
+                for y, place, target in parts:
                     loss = (predictor(y, place) - target).square().mean()
                     optimizer.zero_grad()
                     loss.backward()
                     optimizer.step()
                     schedule.step()
-        predictor = predictor.requires_grad_(False).eval()
-        self.ledger.put(self._key(plan, layer), {}, predictor)
-        return predictor
+        return predictor.requires_grad_(False).eval()
 
 
 def rank_correlation(a: Tensor, b: Tensor) -> Tensor:

@@ -1,20 +1,19 @@
-"""How many patches each block removes: shapes to start from, fitted to a budget, and improved move by move.
+"""How many patches each block removes: from nothing down to a budget, then improved move by move at that budget.
 
 A schedule is a list of removals, one per block that may remove patches, in any unit: fitting scales it.
 """
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from patchslim.hosts import HostInfo
 
 Counts = tuple[int, ...]
-POWERS = (0.0, 0.6, 0.9, 1.2, 1.6)  # patches removed up to block l grow like l to this power; 0: all in block 1
-MOVES = (1 / 12, 1 / 24, 1 / 48)  # of the patches, removed more or less in one block at a time
-SWEEPS = 3  # over the blocks per size of move, at most
+STRIDE = 1 / 10  # of the patches, removed from one block at a time on the way to the budget
+MOVES = (1 / 24, 1 / 48)  # of the patches, removed more or less in one block at a time once there
+SWEEPS = 2  # over the blocks per size of move, at most
 
 
 @dataclass(frozen=True)
@@ -44,10 +43,15 @@ class Slots:
         above = (self.info.patches, *counts)
         return [float(above[block] - counts[block]) for block in range(self.blocks)]
 
-    def shape(self, power: float) -> list[float]:
-        """Removals that add up like a power of the depth, to 1 in all."""
-        ends = [(block / self.blocks) ** power if block else 0.0 for block in range(self.blocks + 1)]
-        return [after - before for before, after in itertools.pairwise(ends)]
+    @property
+    def everything(self) -> Counts:
+        """Nothing removed."""
+        return self.counts([0.0] * self.blocks, 1.0)
+
+    @property
+    def least(self) -> Counts:
+        """As much removed as early as can be."""
+        return self.counts([1.0] * self.blocks, 1e6 * self.info.patches)
 
     def fit(self, removals: Sequence[float], fits: Callable[[Counts], bool]) -> Counts:
         """The least scaled removals that fit, found by bisection; the most there can be if none do."""
@@ -59,9 +63,32 @@ class Slots:
 
 
 Fit = Callable[[Sequence[float]], Counts]  # removals, scaled to the budget
+Error = Callable[[Counts], float]
+Macs = Callable[[Counts], int]
 
 
-def improve(slots: Slots, error: Callable[[Counts], float], fit: Fit, best: Counts) -> Counts:
+def descend(slots: Slots, error: Error, macs: Macs, enough: Callable[[Counts], bool]) -> Counts:
+    """Remove patches where that costs the least error per MAC saved, a stride at a time, until it is enough."""
+    counts, stride = slots.everything, max(1, round(STRIDE * slots.info.patches))
+    while not enough(counts):
+        further = [
+            after for block in range(slots.blocks) if (after := _removed(slots, counts, block, stride)) != counts
+        ]
+        if not further:
+            break
+        known, spent = error(counts), macs(counts)
+        counts = min(further, key=lambda after: (error(after) - known) / max(spent - macs(after), 1))
+    return counts
+
+
+def _removed(slots: Slots, counts: Counts, block: int, patches: int) -> Counts:
+    """The counts when a block removes some patches more."""
+    removals = slots.removals(counts)
+    removals[block] += patches
+    return slots.counts(removals, 1.0)
+
+
+def improve(slots: Slots, error: Error, fit: Fit, best: Counts) -> Counts:
     """Let one block at a time remove more or fewer patches, the others in proportion, while the error falls."""
     if not any(slots.removals(best)):
         return best

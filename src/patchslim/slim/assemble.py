@@ -117,15 +117,15 @@ def _choosers(host: Host, plan: SlimPlan) -> list[Reduce | None]:
     info, above = host.info, host.info.patches
     reducers: list[Reduce | None] = []
     for layer, count in enumerate(plan.counts, start=1):
-        prefix, merges = info.prefix_tokens, plan.merges(layer)
+        prefix, ways = info.prefix_tokens, (plan.merges(layer), not info.reads_patches)
         if count == above:
             reducers.append(None)
         elif count == 0:
             reducers.append(Reduce(0, prefix))
         elif plan.select == "predicted":
-            reducers.append(Predicted(count, prefix, merges))
+            reducers.append(Predicted(count, prefix, *ways))
         else:
-            reducers.append(Matched(count, prefix, merges, weighed=not info.reads_patches))
+            reducers.append(Matched(count, prefix, *ways))
         above = count
     return reducers
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from torch import Tensor, nn
 
 from patchslim.errors import PlanError
-from patchslim.hosts.attention import Sized, plain
+from patchslim.hosts.attention import plain, sized
 from patchslim.hosts.base import BlockMath
 from patchslim.slim.reduce import Reduce
 from patchslim.slim.tokens import Tokens, start
@@ -97,7 +97,7 @@ class ReducingBlock(BlockOf):
         else:
             incoming = self.math.read(self, tokens.x)
             kept = tokens if self.reduce is None else self.reduce(tokens, incoming, self)
-            mix = plain if tokens.size is None else Sized(tokens.size)
+            mix = plain if tokens.size is None else sized(tokens.size)
             x = self.math.compute(self, kept.x, incoming, mix)
         kept = kept._replace(x=x)
         if self.watch is not None:

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from patchslim.hosts import Host, open_host
 from patchslim.plan import SlimPlan
 from patchslim.slim.assemble import load_predictors
-from patchslim.slim.merge import IMPORTANCE, mean_keys
+from patchslim.slim.merge import IMPORTANCE, unit_keys
 
 
 def masked_logits(
@@ -65,13 +65,14 @@ class _OneImage:
         prefix, patches = self.host.info.prefix_tokens, self.host.info.patches
         alive, size = list(range(patches)), [1.0] * patches
         for layer in range(1, self.host.info.depth + 1):
-            kept, into = self._choose(layer, x, alive, size)
+            kept, into, weight = self._choose(layer, x, alive, size)
             rows, new_size = x.clone(), list(size)
             for patch in kept:
                 group = [patch, *(gone for gone, target in into.items() if target == patch)]
                 new_size[patch] = sum(size[member] for member in group)
-                total = sum(x[:, prefix + member] * size[member] for member in group)
-                rows[:, prefix + patch] = total / new_size[patch]
+                if len(group) > 1:
+                    members = {member: x[:, prefix + member] for member in group}
+                    rows[:, prefix + patch] = self._average(members, weight)
             computed = [*range(prefix), *(prefix + patch for patch in kept)]
             out = x.clone()
             out[:, computed] = self._block(layer, rows, x, alive, size)[:, computed]
@@ -93,30 +94,42 @@ class _OneImage:
         mask = bias.to(x).expand(1, 1, 2 * tokens, 2 * tokens)
         return block(torch.cat([rows, x], dim=1), attn_mask=mask)[:, :tokens]  # type: ignore[no-any-return]
 
-    def _choose(self, layer: int, x: Tensor, alive: list[int], size: list[float]) -> tuple[list[int], dict[int, int]]:
-        """(patches that stay, patch that goes → patch it joins)."""
+    def _average(self, members: Mapping[int, Tensor], weight: Mapping[int, float]) -> Tensor:
+        """The weighted mean of some tokens (1, d), at their mean length where images choose for themselves."""
+        total = sum(weight[patch] for patch in members)
+        mean: Tensor = torch.stack([token * (weight[patch] / total) for patch, token in members.items()]).sum(dim=0)
+        if not self.plan.per_image:
+            return mean
+        length = torch.stack([token.norm() * (weight[patch] / total) for patch, token in members.items()]).sum()
+        return mean * length / mean.norm()
+
+    def _choose(
+        self, layer: int, x: Tensor, alive: list[int], size: list[float]
+    ) -> tuple[list[int], dict[int, int], dict[int, float]]:
+        """(patches that stay, patch that goes → patch it joins, how much each counts in an average)."""
+        sizes = {patch: size[patch] for patch in alive}
         plan, count = self.plan, self.plan.counts[layer - 1]
         if plan.into is not None:
             kept, target = plan.kept[layer - 1], plan.into
             gone = [patch for patch in alive if patch not in kept]
-            return kept, {patch: target[patch] for patch in gone if target[patch] >= 0}
+            return kept, {patch: target[patch] for patch in gone if target[patch] >= 0}, sizes
         if layer not in plan.choosing:
-            return (alive if count else []), {}
+            return (alive if count else []), {}, sizes
         prefix = self.host.info.prefix_tokens
         block = self.host.blocks[layer - 1]
         incoming = self.host.math.read(block, x[:, [*range(prefix), *(prefix + patch for patch in alive)]])
-        keys = mean_keys(incoming.k, prefix)[0]
+        keys = unit_keys(incoming.k, prefix)[0]
+        weight, weighed = list(sizes.values()), not self.host.info.reads_patches
+        if weighed:
+            every = torch.tensor([[1.0] * prefix + weight]).to(x)
+            weight = (self.host.math.class_attention(block, incoming, every)[0, prefix:] * len(alive)).tolist()
         if plan.select == "matched":
-            weight = [0.0] * len(alive)
-            if not self.host.info.reads_patches:
-                sizes = torch.tensor([[1.0] * prefix + [size[patch] for patch in alive]]).to(x)
-                weight = (self.host.math.class_attention(block, incoming, sizes)[0, prefix:] * len(alive)).tolist()
-            kept, into = _pairs(alive, keys, weight, len(alive) - count)
+            kept, into = _pairs(alive, keys, weight if weighed else [0.0] * len(alive), len(alive) - count)
         else:
             score = self.predictors[layer](incoming.y[:, prefix:], torch.tensor([alive], device=x.device))[0].tolist()
             kept = self._predicted(layer, dict(zip(alive, score, strict=True)))
             into = {patch: _nearest(patch, kept, alive, keys) for patch in alive if patch not in kept}
-        return kept, into if plan.merges(layer) else {}
+        return kept, into if plan.merges(layer) else {}, dict(zip(alive, weight, strict=True))
 
     def _predicted(self, layer: int, score: dict[int, float]) -> list[int]:
         """The patches G keeps: the best by count, or those past the threshold and at least the best few."""
@@ -130,7 +143,7 @@ class _OneImage:
 
 
 def _pairs(alive: list[int], keys: Tensor, weight: list[float], r: int) -> tuple[list[int], dict[int, int]]:
-    """Every even patch's nearest odd one; the r most alike pairs become one. keys (t, d_h), in the order of `alive`."""
+    """Every even patch's nearest odd one; the r most alike pairs become one. keys (t, c), in the order of `alive`."""
     even, odd = range(0, len(alive), 2), range(1, len(alive), 2)
     nearest = {i: max(odd, key=lambda j: float(keys[i] @ keys[j])) for i in even}
     alike = {i: float(keys[i] @ keys[nearest[i]]) - IMPORTANCE * weight[i] for i in even}

@@ -14,7 +14,8 @@ from torch import Tensor
 
 from patchslim.slim.tokens import Tokens, pick, take
 
-IMPORTANCE = 0.3  # how much a patch that the class token attends to resists being merged away; docs/decisions.md
+IMPORTANCE = 0.2  # how much a patch that the class token attends to resists being merged away; docs/decisions.md
+TINY = 1e-6
 
 
 class Match(NamedTuple):
@@ -26,13 +27,13 @@ class Match(NamedTuple):
     first: int  # no patch joins a kept one before this place
 
 
-def mean_keys(k: Tensor, prefix: int) -> Tensor:
-    """What patches are compared by: keys averaged over heads, at unit length. (B, H, p + t, d_h) → (B, t, d_h)."""
-    return F.normalize(k[:, :, prefix:].mean(dim=1), dim=-1)
+def unit_keys(k: Tensor, prefix: int) -> Tensor:
+    """What patches are compared by: the keys of all heads, at unit length. (B, H, p + t, d_h) → (B, t, H · d_h)."""
+    return F.normalize(k[:, :, prefix:].transpose(1, 2).flatten(2), dim=-1)
 
 
 def match(keys: Tensor, n: int, importance: Tensor | None = None) -> Match:
-    """Pair patches by similarity: keys (B, t, d_h) at unit length, importance (B, t) with mean 1.
+    """Pair patches by similarity: keys (B, t, c) at unit length, importance (B, t) with mean 1.
 
     Every second patch looks for its nearest among the others; the r pairs that are most alike become one. A patch
     that matters much to the class token has to be that much more alike to go.
@@ -55,31 +56,47 @@ def match_halves(similarity: Tensor, r: int, importance: Tensor | None = None) -
 
 
 def nearest_kept(keys: Tensor, keep: Tensor, gone: Tensor) -> Match:
-    """Each patch that goes joins the most alike of those that stay: keys (B, t, d_h), keep (B, n), gone (B, r)."""
+    """Each patch that goes joins the most alike of those that stay: keys (B, t, c), keep (B, n), gone (B, r)."""
     similarity = take(keys, gone) @ take(keys, keep).transpose(1, 2)
     return Match(keep, gone, similarity.argmax(dim=2), 0)
 
 
-def merge(tokens: Tokens, found: Match, prefix: int) -> Tokens:
-    """Average what goes, weighted by size, into what it joins; sizes add up."""
+def merge(tokens: Tokens, found: Match, prefix: int, weight: Tensor | None = None) -> Tokens:
+    """Average what goes into what it joins; sizes add up. weight (B, t), else the size, says how much each counts.
+
+    The average of vectors is shorter than they are, and LayerNorm would not see that; so it gets their average length.
+    """
     kept = pick(tokens, found.keep, prefix)
-    size = torch.ones_like(tokens.x[..., 0]) if tokens.size is None else tokens.size
-    own = kept.size if kept.size is not None else torch.ones_like(kept.x[..., 0])
-    index = found.gone + prefix
-    weight = take(size, index)[..., None]  # (B, r, 1)
-    given = torch.cat([take(tokens.x, index) * weight, weight], dim=2)  # (B, r, d + 1): the last channel sums sizes
+    size = torch.ones_like(tokens.x[..., 0]) if tokens.size is None else tokens.size.expand(len(tokens.x), -1)
+    weight = size[:, prefix:] if weight is None else weight.to(size).clamp_min(TINY)
+    hosts = found.keep[:, found.first :]
+    places = torch.arange(found.first, found.keep.shape[1], device=hosts.device)
+    joins = (places[:, None] == found.into[:, None, :]).to(kept.x.dtype)  # (B, n - first, r)
+    sums = _summands(tokens.x, size, weight, hosts, prefix) + joins @ _summands(
+        tokens.x, size, weight, found.gone, prefix
+    )
+    total, length = sums[..., -3:-2], sums[..., -1:]
+    mean = sums[..., :-3] / total
+    mean = mean * (length / total / mean.norm(dim=2, keepdim=True).clamp_min(TINY))
     begin = prefix + found.first
-    places = torch.arange(found.first, found.keep.shape[1], device=index.device)
-    joins = places[:, None] == found.into[:, None, :]  # (B, n - first, r)
-    taken = joins.to(given.dtype) @ given
-    total = own[:, begin:] + taken[..., -1]
-    x = (kept.x[:, begin:] * own[:, begin:, None] + taken[..., :-1]) / total[..., None]
+    before = take(size, torch.cat([_range(prefix, found.keep), found.keep[:, : found.first] + prefix], dim=1))
     return Tokens(
-        torch.cat([kept.x[:, :begin], x.to(kept.x.dtype)], dim=1),
-        torch.cat([own[:, :begin], total], dim=1),
+        torch.cat([kept.x[:, :begin], mean.to(kept.x.dtype)], dim=1),
+        torch.cat([before, sums[..., -2]], dim=1),
         kept.place,
         None if tokens.source is None else _join_sources(tokens.source, kept.source, found),
     )
+
+
+def _summands(x: Tensor, size: Tensor, weight: Tensor, index: Tensor, prefix: int) -> Tensor:
+    """What adds up when patches join: [w x, w, s, w |x|] of some of them, (B, m) → (B, m, d + 3)."""
+    own, w = take(x, index + prefix), take(weight, index)[..., None]
+    return torch.cat([own * w, w, take(size, index + prefix)[..., None], own.norm(dim=2, keepdim=True) * w], dim=2)
+
+
+def _range(count: int, like: Tensor) -> Tensor:
+    """0 … count - 1 for every image: (B, count)."""
+    return torch.arange(count, device=like.device).expand(len(like), -1)
 
 
 def _join_sources(source: Tensor, kept: Tensor | None, found: Match) -> Tensor:

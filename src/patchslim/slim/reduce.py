@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from patchslim.hosts.base import Incoming
-from patchslim.slim.merge import match, mean_keys, merge, nearest_kept
+from patchslim.slim.merge import match, merge, nearest_kept, unit_keys
 from patchslim.slim.predictor import as_fp32
 from patchslim.slim.tokens import Tokens, first, pick
 
@@ -53,12 +53,23 @@ class Grouped(Reduce):
         return Tokens(torch.cat([tokens.x[:, : self.prefix], x.to(tokens.x.dtype)], dim=1), self.size)
 
 
-class Predicted(Reduce):
-    """Top-k by the block's own G."""
+class PerImage(Reduce):
+    """Each image's own patches; `merges` says whether the others join them, `weighed` whether a class token is read."""
 
-    def __init__(self, n: int, prefix: int, merges: bool) -> None:
+    def __init__(self, n: int, prefix: int, merges: bool, weighed: bool) -> None:
         super().__init__(n, prefix)
-        self.merges = merges
+        self.merges, self.weighed = merges, weighed
+
+    def importance(self, tokens: Tokens, incoming: Incoming, block: Any) -> Tensor | None:
+        """The class token's attention to the patches, mean 1 (B, t); None where no class token is read."""
+        if not self.weighed:
+            return None
+        attention: Tensor = block.math.class_attention(block, incoming, tokens.size)[:, self.prefix :]
+        return attention * attention.shape[1]
+
+
+class Predicted(PerImage):
+    """Top-k by the block's own G."""
 
     def forward(self, tokens: Tokens, incoming: Incoming, block: Any) -> Tokens:
         """The n patches with the largest log ŝ."""
@@ -67,21 +78,17 @@ class Predicted(Reduce):
         keep, gone = rank[:, : self.n], rank[:, self.n :]
         if not self.merges:
             return pick(tokens, keep, self.prefix)
-        return merge(tokens, nearest_kept(mean_keys(incoming.k, self.prefix), keep, gone), self.prefix)
+        found = nearest_kept(unit_keys(incoming.k, self.prefix), keep, gone)
+        return merge(tokens, found, self.prefix, self.importance(tokens, incoming, block))
 
 
-class Matched(Reduce):
-    """Patches that say the same as another one go; with `merges` they are averaged into it."""
-
-    def __init__(self, n: int, prefix: int, merges: bool, weighed: bool) -> None:
-        super().__init__(n, prefix)
-        self.merges, self.weighed = merges, weighed
+class Matched(PerImage):
+    """Patches that say the same as another one go."""
 
     def forward(self, tokens: Tokens, incoming: Incoming, block: Any) -> Tokens:
-        """Pairs by similarity, weighed by the class token's attention where there is one that is read."""
-        importance = None
-        if self.weighed:
-            attention = block.math.class_attention(block, incoming, tokens.size)[:, self.prefix :]
-            importance = attention * attention.shape[1]
-        found = match(mean_keys(incoming.k, self.prefix), self.n, importance)
-        return merge(tokens, found, self.prefix) if self.merges else pick(tokens, found.keep, self.prefix)
+        """Pairs by similarity, where patches that matter to the class token resist."""
+        importance = self.importance(tokens, incoming, block)
+        found = match(unit_keys(incoming.k, self.prefix), self.n, importance)
+        if not self.merges:
+            return pick(tokens, found.keep, self.prefix)
+        return merge(tokens, found, self.prefix, importance)

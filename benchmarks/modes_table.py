@@ -1,0 +1,188 @@
+"""The tables of modes in docs/results.md: every way of choosing patches at every MAC ratio, searched and measured.
+
+    python benchmarks/modes_table.py --checkpoint deit_tiny_patch16_224.safetensors \
+        --data imagenet-train-1k-0000.tar --val imagenet-val-dev-0000.tar --out results/modes_deit_tiny.json
+
+Each row is what `patchslim slim … --select S --removed P --target-macs R` followed by `patchslim eval` gives; here the
+images are decoded once for all rows. Beside it: which images each row got right, so that rows can be compared pair by
+pair; for predicted patches, how well G ranks the patches of the validation images; for thresholds, what images keep.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import tempfile
+import time
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+import patchslim as ps
+from patchslim.cli.common import open_device, open_model, workers_for
+from patchslim.data import ImageSource, open_images, tensor_images
+from patchslim.files import write_json
+from patchslim.hosts import open_host
+from patchslim.measure import device_name
+from patchslim.measure.accuracy import spread
+from patchslim.search.features import Features
+from patchslim.search.ledger import Ledger
+from patchslim.search.predict import Trainer
+from patchslim.slim.assemble import load_predictors
+from patchslim.slim.model import Counts, SlimModel, counting
+
+STATIC = {
+    f"static drop, {score}": {"score": score, "tune_epochs": 0}
+    for score in ("impact", "attention", "random", "radial", "uniform")
+}
+MODES: dict[str, dict[str, Any]] = STATIC | {
+    "static merge": {"removed": "merge"},
+    "matched drop": {"select": "matched", "removed": "drop"},
+    "matched merge": {"select": "matched", "removed": "merge"},
+    "predicted drop": {"select": "predicted", "removed": "drop"},
+    "predicted drop, threshold": {"select": "predicted", "removed": "drop", "mode": "threshold"},
+    "predicted drop, pool": {"select": "predicted", "removed": "drop", "predictor": "pool"},
+    "predicted merge": {"select": "predicted", "removed": "merge"},
+}
+
+
+def parse() -> argparse.Namespace:
+    """The command's options."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default="deit_tiny_patch16_224")
+    parser.add_argument("--checkpoint", type=Path, required=True)
+    parser.add_argument("--data", required=True)
+    parser.add_argument("--val", required=True)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--runs", type=Path, help="folder to save every row's run in")
+    parser.add_argument("--modes", nargs="+", default=list(MODES), choices=list(MODES))
+    parser.add_argument("--ratios", nargs="+", type=float, default=[0.6, 0.55])
+    parser.add_argument("--seeds", nargs="+", type=int, default=[0])
+    parser.add_argument("--images", type=int, default=256)
+    parser.add_argument("--batch-size", type=int, default=32)
+    parser.add_argument("--device")
+    return parser.parse_args()
+
+
+def in_memory(source: ImageSource) -> ImageSource:
+    """All images decoded once."""
+    batches = list(source.batches(100))
+    return tensor_images(torch.cat([images for images, _ in batches]), torch.cat([labels for _, labels in batches]))
+
+
+@torch.inference_mode()
+def answers(model: nn.Module, val: ImageSource) -> tuple[Tensor, Tensor, Counts | None]:
+    """(which images are right, the probability of each answer, patches kept where images differ)."""
+    device = next(model.parameters()).device
+    differs = isinstance(model, SlimModel) and model.plan.mode == "threshold"
+    right, sure = [], []
+    with counting(model) if differs else nullcontext() as counts:  # type: ignore[arg-type]
+        for images, labels in val.batches(200):
+            best = model(images.to(device)).softmax(dim=1).max(dim=1)
+            right.append(best.indices.cpu() == labels)
+            sure.append(best.values.cpu())
+    return torch.cat(right), torch.cat(sure), counts
+
+
+def as_hex(right: Tensor) -> str:
+    """Which images are right, four to a digit."""
+    bits = "".join("1" if hit else "0" for hit in right.tolist())
+    return f"{int(bits, 2):0{-(-len(bits) // 4)}x}"
+
+
+def kept_by_confidence(counts: Counts, sure: Tensor) -> list[dict[str, float]]:
+    """Patches per block and MACs of four equal groups of images, those the host is least sure of first."""
+    groups = sure.argsort().chunk(4)
+    patches, macs = counts.patches().double(), counts.macs().double()
+    return [
+        {
+            "confidence": float(sure[group].mean()),
+            "patches": float(patches[group, :-1].mean()),
+            "macs": float(macs[group].mean()),
+        }
+        for group in groups
+    ]
+
+
+def ranks(
+    model: nn.Module, val: ImageSource, plan: ps.SlimPlan, weights: dict[str, Tensor], config: ps.SearchConfig
+) -> dict[int, float]:
+    """How well G ranks patches of images it has not seen, per block."""
+    host = open_host(model)
+    device = next(model.parameters()).device
+    predictors = {layer: found.to(device) for layer, found in load_predictors(host, plan, weights).items()}
+    features = Features(host, val, config.batch_size, 16 * 2**30)
+    found = Trainer(host, features, config, Ledger(), lambda event: None).rank_correlations(plan, predictors)
+    return {layer: round(value, 4) for layer, value in found.items()}
+
+
+def row(
+    model: nn.Module, images: ImageSource, val: ImageSource, sure: Tensor, config: ps.SearchConfig, memory: Path
+) -> Any:
+    """One row: search, apply, measure. Returns it with the slim model. `memory` spares a threshold row its search."""
+    start = time.monotonic()
+    plan, weights = ps.search(model, images, config, checkpoint=memory)
+    seconds = time.monotonic() - start
+    slim = ps.apply(model, plan, weights)
+    right, _, counts = answers(slim, val)
+    errors = plan.provenance["errors"]
+    found: dict[str, Any] = {
+        "target_macs": config.target_macs,
+        "seed": config.seed,
+        "top1": float(right.double().mean() * 100),
+        "macs_ratio": ps.count_macs(slim) / ps.count_macs(model),
+        "patches_per_block": list(plan.counts),
+        "drops": plan.drops,
+        "error": errors.get("readout", sum(errors.values()) / len(errors)),
+        "seconds": round(seconds, 1),
+        "right": as_hex(right),
+    }
+    if plan.select == "predicted" and plan.mode == "top-k":
+        found["rank_correlation"] = ranks(model, val, plan, weights, config)
+    if counts is not None:
+        found["image_macs"] = spread(counts.macs().double() / ps.count_macs(model))
+        found["by_confidence"] = kept_by_confidence(counts, sure)
+    return found, slim
+
+
+def main() -> None:
+    """Measure all rows, writing after each."""
+    args = parse()
+    device = open_device(args.device)
+    model = open_model(args.model, args.checkpoint).to(device)
+    workers = workers_for(device)
+    val = in_memory(open_images(args.val, model=model, workers=workers))
+    right, sure, _ = answers(model, val)
+    table: dict[str, Any] = {
+        "model": args.model,
+        "device": device_name(device),
+        "torch": torch.__version__,
+        "dtype": "float32",
+        "calibration_images": args.images,
+        "images": len(right),
+        "base_top1": float(right.double().mean() * 100),
+        "base_right": as_hex(right),
+        "rows": [],
+    }
+    args.out.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory() as folder:
+        for seed in args.seeds:
+            images = in_memory(open_images(args.data, model=model, limit=args.images, seed=seed, workers=workers))
+            for ratio in args.ratios:
+                for mode in args.modes:
+                    settings = ps.SearchConfig(target_macs=ratio, seed=seed, batch_size=args.batch_size, **MODES[mode])
+                    memory = Path(folder) / f"{mode.removesuffix(', threshold')} {ratio} {seed}"
+                    found, slim = row(model, images, val, sure, settings, memory)
+                    table["rows"].append({"mode": mode} | found)
+                    print(json.dumps({"mode": mode} | found), flush=True)
+                    write_json(args.out, table)
+                    if args.runs is not None:
+                        name = f"{mode.replace(',', '').replace(' ', '_')}_{ratio:g}_{seed}"
+                        ps.save(slim, args.runs / name)
+
+
+if __name__ == "__main__":
+    main()

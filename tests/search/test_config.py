@@ -1,0 +1,130 @@
+"""What a search's settings come to when left open, and which of them don't go together."""
+
+from typing import Any
+
+import pytest
+
+import patchslim as ps
+
+REMOVED = {"static": "drop", "predicted": "drop", "matched": "merge"}
+TOP_DOWN: list[dict[str, Any]] = [{}, {"select": "static"}, {"removed": "drop"}, {"removed": "carry"}]
+PREDICTED: list[dict[str, Any]] = [
+    {"select": "predicted"},
+    {"select": "predicted", "removed": "merge"},
+    {"select": "predicted", "mode": "threshold"},
+    {"select": "predicted", "predictor": "pool"},
+]
+ALIKE: list[dict[str, Any]] = [
+    {"select": "matched"},
+    {"select": "matched", "removed": "drop"},
+    {"select": "static", "removed": "merge"},
+]
+
+
+@pytest.mark.parametrize("select", REMOVED)
+def test_removed_patches_merge_when_matched_and_drop_otherwise(select: Any) -> None:
+    assert ps.SearchConfig(select=select).removed == REMOVED[select]
+
+
+@pytest.mark.parametrize("settings", TOP_DOWN)
+def test_static_drop_and_carry_go_top_down_tuned_and_ranked_by_impact(settings: dict[str, Any]) -> None:
+    config = ps.SearchConfig(**settings)
+    assert (config.top_down, config.tune_epochs, config.score) == (True, 3, "impact")
+
+
+@pytest.mark.parametrize("settings", PREDICTED)
+def test_predicted_patches_are_ranked_by_impact_and_not_tuned(settings: dict[str, Any]) -> None:
+    config = ps.SearchConfig(**settings)
+    assert (config.top_down, config.tune_epochs, config.score) == (False, 0, "impact")
+
+
+@pytest.mark.parametrize("settings", ALIKE)
+def test_patches_that_are_alike_have_no_score_and_no_tuning(settings: dict[str, Any]) -> None:
+    config = ps.SearchConfig(**settings)
+    assert (config.top_down, config.tune_epochs, config.score) == (False, 0, None)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"tune_epochs": 0},
+        {"tune_epochs": 7, "removed": "carry"},
+        {"score": "random"},
+        {"score": "radial", "removed": "carry"},
+        {"score": "attention", "select": "predicted"},
+        {"score": "impact", "select": "predicted", "removed": "merge"},
+        {"tune_epochs": 0, "select": "matched"},
+        {"tune_epochs": 0, "removed": "merge"},
+        {"removed": "drop", "select": "matched"},
+        {"mode": "threshold", "select": "predicted", "removed": "drop"},
+    ],
+)
+def test_what_is_given_stays(settings: dict[str, Any]) -> None:
+    config = ps.SearchConfig(**settings)
+    assert {name: getattr(config, name) for name in settings} == settings
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"select": "matched", "removed": "carry"}, "can't be carried along when matched"),
+        ({"select": "predicted", "removed": "carry"}, "can't be carried along when predicted"),
+        ({"select": "matched", "mode": "threshold"}, "threshold goes with predicted patches that are dropped"),
+        ({"select": "static", "mode": "threshold"}, "threshold goes with predicted patches that are dropped"),
+        ({"select": "predicted", "removed": "merge", "mode": "threshold"}, "threshold goes with predicted"),
+        ({"select": "matched", "score": "impact"}, "leave the score out"),
+        ({"select": "matched", "removed": "drop", "score": "attention"}, "leave the score out"),
+        ({"select": "static", "removed": "merge", "score": "impact"}, "leave the score out"),
+        ({"select": "predicted", "score": "random"}, "random is the same for every image"),
+        ({"select": "predicted", "score": "radial"}, "radial is the same for every image"),
+        ({"select": "predicted", "score": "uniform"}, "uniform is the same for every image"),
+        ({"select": "matched", "tune_epochs": 1}, "set tune_epochs to 0"),
+        ({"select": "predicted", "tune_epochs": 3}, "set tune_epochs to 0"),
+        ({"select": "static", "removed": "merge", "tune_epochs": 2}, "set tune_epochs to 0"),
+    ],
+)
+def test_what_does_not_go_together_is_refused(settings: dict[str, Any], words: str) -> None:
+    with pytest.raises(ps.BudgetError, match=words):
+        ps.SearchConfig(**settings)
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"select": "guessed"}, "guessed.*static, predicted, matched"),
+        ({"select": None}, "None.*static, predicted, matched"),
+        ({"removed": "burn"}, "burn.*drop, carry, merge"),
+        ({"mode": "top-p"}, "top-p.*top-k, threshold"),
+        ({"predictor": "oracle"}, "oracle.*mlp, pool"),
+        ({"score": "luck"}, "luck.*impact, attention, random, radial, uniform"),
+    ],
+)
+def test_an_unknown_word_is_refused_with_the_known_ones(settings: dict[str, Any], words: str) -> None:
+    with pytest.raises(ps.BudgetError, match=words):
+        ps.SearchConfig(**settings)
+
+
+@pytest.mark.parametrize("select", REMOVED)
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"tolerance": -0.1},
+        {"target_macs": 1.0},
+        {"tolerance": 0.1, "target_macs": 0.5},
+        {"predictor_epochs": 0},
+        {"batch_size": 0},
+        {"tune_epochs": -1},
+    ],
+)
+def test_numbers_out_of_range_are_refused_however_patches_are_chosen(select: Any, settings: dict[str, Any]) -> None:
+    with pytest.raises(ps.BudgetError):
+        ps.SearchConfig(select=select, **settings)
+
+
+@pytest.mark.parametrize("settings", [*TOP_DOWN, *PREDICTED, *ALIKE])
+def test_what_was_resolved_is_written_down_and_makes_the_same_settings(settings: dict[str, Any]) -> None:
+    config = ps.SearchConfig(**settings, target_macs=0.5, seed=3)
+    written = config.as_dict()
+    assert written["removed"] is not None
+    assert written["tune_epochs"] is not None
+    assert ps.SearchConfig(**written) == config
