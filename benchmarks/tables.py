@@ -6,6 +6,7 @@ python benchmarks/tables.py
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -70,7 +71,79 @@ def speed_table() -> None:
         print(rates + f"| {row['speedup']:.2f}× | {row['ideal_speedup']:.2f}× | {row['share_of_ideal']:.0%} |")
 
 
+def paired(base: str, right: str, images: int) -> tuple[float, float]:
+    """Points lost against another model on the same images, and half of the 95 % interval; which are right in hex."""
+    before, after = int(base, 16), int(right, 16)
+    lost, won = (before & ~after).bit_count(), (after & ~before).bit_count()
+    spread = lost + won - (lost - won) ** 2 / images
+    return 100 * (lost - won) / images, 100 * 1.96 * math.sqrt(spread) / images
+
+
+def modes() -> list[dict[str, Any]]:
+    """All rows of the tables of modes, each with what the host got right and where it was measured."""
+    found = []
+    for path in sorted(RESULTS.glob("modes_deit_tiny_*.json")):
+        table = json.loads(path.read_text())
+        where = "H200" if "H200" in table["device"] else "CPU"
+        shared = {"base_right": table["base_right"], "images": table["images"], "where": where}
+        found += [row | shared for row in table["rows"]]
+    return found
+
+
+def mode_table() -> None:
+    """Every way of choosing, no tuning."""
+    print("| select, removed | MACs | top-1 | points lost | patches per block | measured on |")
+    print("| --- | --- | --- | --- | --- | --- |")
+    for row in sorted(modes(), key=lambda row: (-row["target_macs"], row["top1"])):
+        lost, half = paired(row["base_right"], row["right"], row["images"])
+        counts = ", ".join(str(count) for count in row["patches_per_block"])
+        drops = f" (blocks {', '.join(str(block) for block in row['drops'])} drop)" if row["drops"] else ""
+        macs = row["image_macs"]["mean"] if "image_macs" in row else row["macs_ratio"]
+        numbers = f"{macs:.3f} | {row['top1']:.2f} | {lost:.2f} ± {half:.2f}"
+        print(f"| {row['mode']} | {numbers} | {counts}{drops} | {row['where']} |")
+    print()
+
+
+def rank_table() -> None:
+    """How well G ranks patches of images it has not seen."""
+    found = [row for row in modes() if "rank_correlation" in row]
+    print("| G, block | " + " | ".join(str(block) for block in range(1, 12)) + " |")
+    print("| --- " * 12 + "|")
+    for row in sorted(found, key=lambda row: (-row["target_macs"], row["mode"])):
+        cells = [
+            f"{row['rank_correlation'][str(b)]:.2f}" if str(b) in row["rank_correlation"] else "" for b in range(1, 12)
+        ]
+        print(f"| {row['mode']}, {row['target_macs']:g} | " + " | ".join(cells) + " |")
+    print()
+
+
+def threshold_table() -> None:
+    """What images keep when a threshold decides, by how sure the host is of them."""
+    print("| MACs asked | mean | 5th percentile | 95th | least sure quarter | second | third | surest |")
+    print("| --- | --- | --- | --- | --- | --- | --- | --- |")
+    for row in modes():
+        if "image_macs" in row:
+            macs = [f"{row['image_macs'][name]:.3f}" for name in ("mean", "p5", "p95")]
+            patches = [f"{group['patches']:.1f}" for group in row["by_confidence"]]
+            print(f"| {row['target_macs']:g} | " + " | ".join(macs + patches) + " |")
+    print()
+
+
+def merge_table() -> None:
+    """Ways of matching and merging at one schedule (docs/decisions.md)."""
+    print("| keys compared | resistance | weight in the average | its length | error | KL | same answer |")
+    print("| --- | --- | --- | --- | --- | --- | --- |")
+    for row in rows("merge_variants_*.json"):
+        ways = f"{row['keys']} | {row['resistance']:g} | {row['weight']} | {row['length']}"
+        print(f"| {ways} | {row['error']:.4f} | {row['kl']:.4f} | {row['agree']:.1f} % |")
+    print()
+
+
 if __name__ == "__main__":
+    merge_table()
+    mode_table()
+    rank_table()
+    threshold_table()
     score_table()
     tolerance_table()
     stale_table()

@@ -48,14 +48,16 @@ def test_make_targets_exist() -> None:
 
 def test_python_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The README's own code, on a small model and the digits."""
-    first, second = code("python")
+    blocks = code("python")
+    assert len(blocks) == 3
     model = timm.create_model("digits_vit", pretrained=True).eval()
     monkeypatch.setattr(timm, "create_model", lambda *args, **kwargs: model)
     monkeypatch.chdir(tmp_path)
-    small = "SearchConfig(tune_epochs=0, step=8, "
+    small = "SearchConfig(tune_epochs=0, "
     scope: dict[str, object] = {}
-    for block in (first, second):
-        exec(block.replace("my_images/", "digits").replace("=256", "=32").replace("SearchConfig(", small), scope)
+    for block in blocks:
+        exec(block.replace("my_images/", "digits").replace("=256", "=16").replace("SearchConfig(", small), scope)
+    assert isinstance(scope["tokens"], list)
     slim = scope["slim"]
     assert isinstance(slim, torch.nn.Module)
     assert ps.count_macs(slim) < ps.count_macs(model)
@@ -72,11 +74,24 @@ def test_the_accuracy_table_is_what_was_measured() -> None:
         assert top1 in found
 
 
+def test_the_table_of_modes_is_what_was_measured() -> None:
+    found = []
+    for path in (ROOT / "results").glob("modes_*.json"):
+        measured = json.loads(path.read_text())["rows"]
+        found += [(row["mode"], f"{row['top1']:.2f}", f"{row['target_macs']:g}") for row in measured]
+    shown = re.findall(r"^\| ((?:matched|predicted) [a-z, ]*?) \|.*?\| (\d+\.\d\d) \|.*--target-macs (0\.\d+)", README, flags=re.M)
+    assert len(shown) >= 4
+    for row in shown:
+        assert row in found
+
+
 def test_the_tables_in_the_docs_are_the_raw_files(capsys: pytest.CaptureFixture[str]) -> None:
     tables = runpy.run_path(str(ROOT / "benchmarks" / "tables.py"))
+    for name in ("mode_table", "rank_table", "threshold_table", "merge_table"):
+        tables[name]()
     for name in ("score_table", "tolerance_table", "stale_table", "speed_table"):
         tables[name]()
-    page = (ROOT / "docs" / "results.md").read_text(encoding="utf-8")
+    page = "".join((ROOT / "docs" / name).read_text(encoding="utf-8") for name in ("results.md", "decisions.md"))
     shown = [line for line in capsys.readouterr().out.splitlines() if line]
     assert len(shown) > 20
     assert [line for line in shown if line not in page] == []

@@ -29,5 +29,9 @@ class BudgetError(PatchslimError):
     """The tolerance or MAC ratio can't be met; the message says what can."""
 
 
+class PatchslimWarning(UserWarning):
+    """Something a user should know, said once; nothing is wrong."""
+
+
 class RunError(PatchslimError):
     """The run folder can't be read, resumed or written."""

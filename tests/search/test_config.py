@@ -6,11 +6,11 @@ import pytest
 
 import patchslim as ps
 
-REMOVED = {"static": "drop", "predicted": "drop", "matched": "merge"}
+SELECTS = ["static", "predicted", "matched"]
 TOP_DOWN: list[dict[str, Any]] = [{}, {"select": "static"}, {"removed": "drop"}, {"removed": "carry"}]
 PREDICTED: list[dict[str, Any]] = [
     {"select": "predicted"},
-    {"select": "predicted", "removed": "merge"},
+    {"select": "predicted", "removed": "drop"},
     {"select": "predicted", "mode": "threshold"},
     {"select": "predicted", "predictor": "pool"},
 ]
@@ -21,9 +21,20 @@ ALIKE: list[dict[str, Any]] = [
 ]
 
 
-@pytest.mark.parametrize("select", REMOVED)
-def test_removed_patches_merge_when_matched_and_drop_otherwise(select: Any) -> None:
-    assert ps.SearchConfig(select=select).removed == REMOVED[select]
+@pytest.mark.parametrize(
+    ("settings", "removed"),
+    [
+        ({}, "drop"),
+        ({"select": "static"}, "drop"),
+        ({"select": "matched"}, "merge"),
+        ({"select": "predicted"}, "merge"),
+        ({"select": "predicted", "mode": "threshold"}, "drop"),
+    ],
+)
+def test_removed_patches_merge_where_images_choose_and_can_and_drop_otherwise(
+    settings: dict[str, Any], removed: str
+) -> None:
+    assert ps.SearchConfig(**settings).removed == removed
 
 
 @pytest.mark.parametrize("settings", TOP_DOWN)
@@ -104,7 +115,7 @@ def test_an_unknown_word_is_refused_with_the_known_ones(settings: dict[str, Any]
         ps.SearchConfig(**settings)
 
 
-@pytest.mark.parametrize("select", REMOVED)
+@pytest.mark.parametrize("select", SELECTS)
 @pytest.mark.parametrize(
     "settings",
     [

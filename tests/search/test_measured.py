@@ -359,13 +359,16 @@ def test_blocks_drop_only_where_that_lowers_the_error(counts: Counts, kind: str,
 
 @pytest.mark.parametrize("way", ["matched merge", "static merge"])
 def test_a_block_that_drops_really_does_better(way: str) -> None:
-    """By running the models. Some blocks drop and some merge, so neither is all there is."""
-    search, counts = measuring("mean with prefix", way), (12, 8, 5, 3)
-    drops = search.choose_drops(counts)
-    assert 0 < len(drops) < len(removing(PATCHES, counts))
+    """By running the models, wherever some blocks drop and some merge; and there are such cases."""
+    search, found = measuring("mean with prefix", way), 0
     model, images = make_host("mean with prefix"), make_images(3)
-    with_drops, without = (readout_error(model, images, search.draft(counts, some), {}) for some in (drops, ()))
-    assert with_drops < without
+    for counts in [(8, 4, 2, 1), (12, 8, 5, 3), (16, 12, 9, 6), (13, 11, 9, 6), (10, 9, 8, 7), (14, 8, 7, 4)]:
+        drops = search.choose_drops(counts)
+        if 0 < len(drops) < len(removing(PATCHES, counts)):
+            with_drops, without = (readout_error(model, images, search.draft(counts, some), {}) for some in (drops, ()))
+            assert with_drops < without
+            found += 1
+    assert found
 
 
 @pytest.mark.parametrize("way", ["matched merge", "static merge"])

@@ -28,7 +28,7 @@ SOME = ["registers", "attention pool"]
 
 
 def config(**changes: Any) -> ps.SearchConfig:
-    base: dict[str, Any] = {"select": "predicted", "target_macs": 0.5, "batch_size": 3, "predictor_epochs": 60}
+    base: dict[str, Any] = {"select": "predicted", "removed": "drop", "batch_size": 3, "predictor_epochs": 60}
     return ps.SearchConfig(**(base | changes))
 
 

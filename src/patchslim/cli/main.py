@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import sys
+import warnings
+from collections.abc import Callable
+from typing import Any
 
 import typer
 
 from patchslim.cli import bench, demo, evaluate, inspect, slim
-from patchslim.errors import PatchslimError
+from patchslim.errors import PatchslimError, PatchslimWarning
 from patchslim.version import __version__
 
 INTERRUPTED = 130  # what typer makes of Ctrl-C
@@ -42,6 +45,7 @@ def options(
 
 def main() -> None:
     """Run the command line and exit: 0 when done, 2 with one sentence on standard error when something is wrong."""
+    warnings.showwarning = show_warning(warnings.showwarning)
     try:
         code = app(sys.argv[1:] or ["--help"], standalone_mode=False)
         if code == INTERRUPTED:
@@ -59,6 +63,18 @@ def main() -> None:
             raise
         stop(f"{error.format_message().rstrip('.')} (see patchslim --help).")
     sys.exit(code if isinstance(code, int) else 0)
+
+
+def show_warning(usual: Callable[..., None]) -> Callable[..., None]:
+    """Our own warnings as one line on standard error; others as usual."""
+
+    def show(message: Warning | str, category: type[Warning], *where: Any) -> None:
+        if issubclass(category, PatchslimWarning):
+            print(message, file=sys.stderr)
+        else:
+            usual(message, category, *where)
+
+    return show
 
 
 def stop(sentence: str) -> None:

@@ -50,7 +50,7 @@ def slim(
         typer.Option("--select", help="Which patches stay: static, the same for all images; or by the image's own."),
     ] = "static",
     removed: Annotated[
-        Removed | None, typer.Option("--removed", help="What becomes of the others [drop; merge when matched].")
+        Removed | None, typer.Option("--removed", help="What becomes of the others [static: drop, else merge].")
     ] = None,
     mode: Annotated[
         Mode, typer.Option("--mode", help="Of predicted: a fixed number per block, or a threshold.")

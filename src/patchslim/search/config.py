@@ -11,15 +11,15 @@ from patchslim.plan import Mode, PredictorKind, Removed, Select
 
 Score = Literal["impact", "attention", "random", "radial", "uniform"]
 SCORES: tuple[str, ...] = get_args(Score)
-USUAL_REMOVED: dict[str, Removed] = {"static": "drop", "predicted": "drop", "matched": "merge"}
 
 
 @dataclass(frozen=True)
 class SearchConfig:
     """What to search for, and how. Give a tolerance or a MAC ratio; neither means the paper's tolerance of 0.01.
 
-    What is left at None gets the usual value for the way of choosing: removed patches merge when matched, else they
-    drop; blocks are tuned for 3 epochs, and patches ranked by impact, where that has a part in the search.
+    What is left at None gets the usual value for the way of choosing: where images choose, removed patches merge (with
+    a threshold they can't), else they drop; blocks are tuned for 3 epochs, and patches ranked by impact, where that
+    has a part in the search.
     """
 
     tolerance: float | None = None  # ε: relative error of a block's reconstruction, or of the readout
@@ -51,7 +51,8 @@ class SearchConfig:
         """Put in what was left open; refuse what has no part in this way of choosing."""
         put = object.__setattr__  # the usual way to set a field of a frozen dataclass once
         given = dict(vars(self))  # as given: None where it was left open
-        put(self, "removed", given["removed"] or USUAL_REMOVED[self.select])
+        drops = self.select == "static" or self.mode == "threshold"
+        put(self, "removed", given["removed"] or ("drop" if drops else "merge"))
         if self.removed == "carry" and self.select != "static":
             raise BudgetError(f"Removed patches can't be carried along when {self.select}; choose drop or merge.")
         if self.mode == "threshold" and (self.select != "predicted" or self.removed != "drop"):

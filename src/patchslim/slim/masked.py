@@ -101,7 +101,8 @@ class _OneImage:
         if not self.plan.per_image:
             return mean
         length = torch.stack([token.norm() * (weight[patch] / total) for patch, token in members.items()]).sum()
-        return mean * length / mean.norm()
+        scaled: Tensor = mean * length / mean.norm()
+        return scaled
 
     def _choose(
         self, layer: int, x: Tensor, alive: list[int], size: list[float]

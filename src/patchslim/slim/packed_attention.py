@@ -16,6 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from patchslim.errors import PatchslimWarning
 from patchslim.hosts.attention import plain
 
 varlen_attn: Any
@@ -106,5 +107,6 @@ def say_once(device: str, dtype: torch.dtype) -> None:
     warnings.warn(
         f"There is no packed attention for {str(dtype).removeprefix('torch.')} on {device}, so {how}; "
         "results are the same.",
+        PatchslimWarning,
         stacklevel=2,
     )

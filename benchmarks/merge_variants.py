@@ -1,0 +1,127 @@
+"""Ways of matching and merging compared at one schedule, on unlabelled images: the table in docs/decisions.md.
+
+    python benchmarks/merge_variants.py --checkpoint deit_tiny_patch16_224.safetensors --data imagenet-train-1k-0000.tar
+
+The error is that of the feature the head reads, relative and squared; KL is from the host's output to the slim model's.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import patchslim as ps
+from patchslim.cli.common import open_device, open_model
+from patchslim.data import open_images
+from patchslim.files import write_json
+from patchslim.hosts.base import Incoming
+from patchslim.measure import device_name
+from patchslim.plan import build_plan
+from patchslim.slim.merge import match_halves, merge, unit_keys
+from patchslim.slim.reduce import Matched
+from patchslim.slim.tokens import Tokens
+
+COUNTS = [196, 189, 182, 158, 128, 108, 87, 62, 52, 52, 49, 0]
+SHIPPED = {"keys": "all heads", "resistance": 0.2, "weight": "attention", "length": "kept"}
+VARIANTS: list[dict[str, Any]] = [
+    {"keys": "mean head", "resistance": 0.0, "weight": "size", "length": "shrinks"},
+    {"keys": "mean head", "resistance": 0.2, "weight": "size", "length": "shrinks"},
+    {"keys": "all heads", "resistance": 0.2, "weight": "size", "length": "shrinks"},
+    {"keys": "all heads", "resistance": 0.2, "weight": "attention", "length": "shrinks"},
+    {"keys": "all heads", "resistance": 0.2, "weight": "size", "length": "kept"},
+    SHIPPED,
+    SHIPPED | {"resistance": 0.1},
+    SHIPPED | {"resistance": 0.5},
+    SHIPPED | {"keys": "mean head"},
+]
+
+
+class Variant(Matched):
+    """`Matched` with parts put back to what else was tried."""
+
+    ways: dict[str, Any]
+
+    def forward(self, tokens: Tokens, incoming: Incoming, block: Any) -> Tokens:
+        """(B, p + t, …) → (B, p + n, …)."""
+        k = incoming.k.mean(dim=1, keepdim=True) if self.ways["keys"] == "mean head" else incoming.k
+        keys = unit_keys(k, self.prefix)
+        importance = self.importance(tokens, incoming, block)
+        assert importance is not None
+        # match_halves weighs importance itself; scaled here so that its own constant gives the asked resistance.
+        resist = importance[:, ::2] * (self.ways["resistance"] / SHIPPED["resistance"])
+        found = match_halves(keys[:, ::2] @ keys[:, 1::2].transpose(1, 2), keys.shape[1] - self.n, resist)
+        weight = importance if self.ways["weight"] == "attention" else None
+        merged = merge(tokens, found, self.prefix, weight)
+        if self.ways["length"] == "kept":
+            return merged
+        return merged._replace(x=self._shrunk(tokens, merged, weight, found.keep, found.gone, found.into))
+
+    def _shrunk(
+        self, tokens: Tokens, merged: Tokens, weight: Tensor | None, keep: Tensor, gone: Tensor, into: Tensor
+    ) -> Tensor:
+        """The plain weighted average, whose length is shorter than its members'."""
+        x = tokens.x[:, self.prefix :]
+        if weight is None:
+            size = torch.ones_like(tokens.x[..., 0]) if tokens.size is None else tokens.size
+            weight = size[:, self.prefix :]
+        summed = (x * weight[..., None]).take_along_dim(keep[..., None], 1)
+        total = weight.gather(1, keep)
+        joins = (torch.arange(keep.shape[1], device=x.device)[:, None] == into[:, None, :]).to(x)
+        summed = summed + joins @ (x * weight[..., None]).take_along_dim(gone[..., None], 1)
+        total = total + (joins @ weight.gather(1, gone)[..., None])[..., 0]
+        return torch.cat([merged.x[:, : self.prefix], summed / total[..., None]], dim=1)
+
+
+def with_variant(model: nn.Module, ways: dict[str, Any]) -> Any:
+    """A slim model at the one schedule that matches and merges in these ways."""
+    fields: dict[str, Any] = {"select": "matched", "removed": "merge", "patches_per_block": COUNTS}
+    slim: Any = ps.apply(model, build_plan(ps.inspect(model), **fields))
+    for block in slim.blocks:
+        if isinstance(block.reduce, Matched):
+            block.reduce = Variant(block.reduce.n, block.reduce.prefix, merges=True, weighed=True)
+            block.reduce.ways = ways
+    return slim
+
+
+def features(model: Any, batches: list[Tensor]) -> Tensor:
+    """What the head reads: (images, d)."""
+    return torch.cat([model.forward_head(model.forward_features(batch), pre_logits=True) for batch in batches])
+
+
+@torch.inference_mode()
+def main() -> None:
+    """Measure all variants."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--checkpoint", type=Path, required=True)
+    parser.add_argument("--data", required=True)
+    parser.add_argument("--images", type=int, default=200)
+    parser.add_argument("--device")
+    parser.add_argument("--out", type=Path)
+    args = parser.parse_args()
+    device = open_device(args.device)
+    model: Any = open_model("deit_tiny_patch16_224", args.checkpoint).to(device)
+    source = open_images(args.data, model=model, limit=args.images, seed=0)
+    batches = [images.to(device) for images, _ in source.batches(50)]
+    wanted = features(model, batches)
+    expected = model.head(wanted).log_softmax(dim=1)
+    rows = []
+    for ways in VARIANTS:
+        found = features(with_variant(model, ways), batches)
+        got = model.head(found).log_softmax(dim=1)
+        error = (found - wanted).square().sum(dim=1) / wanted.square().sum(dim=1)
+        kl = F.kl_div(got, expected, reduction="none", log_target=True).sum(dim=1)
+        agree = (got.argmax(dim=1) == expected.argmax(dim=1)).double().mean() * 100
+        rows.append(ways | {"error": float(error.mean()), "kl": float(kl.mean()), "agree": float(agree)})
+        print(rows[-1], flush=True)
+    if args.out is not None:
+        table = {"images": len(wanted), "device": device_name(device), "torch": torch.__version__, "counts": COUNTS}
+        write_json(args.out, table | {"rows": rows})
+
+
+if __name__ == "__main__":
+    main()
