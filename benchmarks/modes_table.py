@@ -58,6 +58,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--val", required=True)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--runs", type=Path, help="folder to save every row's run in")
+    parser.add_argument("--memory", type=Path, help="folder for what searches find out, to go on after an interruption")
     parser.add_argument("--modes", nargs="+", default=list(MODES), choices=list(MODES))
     parser.add_argument("--ratios", nargs="+", type=float, default=[0.6, 0.55])
     parser.add_argument("--seeds", nargs="+", type=int, default=[0])
@@ -174,7 +175,7 @@ def main() -> None:
             for ratio in args.ratios:
                 for mode in args.modes:
                     settings = ps.SearchConfig(target_macs=ratio, seed=seed, batch_size=args.batch_size, **MODES[mode])
-                    memory = Path(folder) / f"{mode.removesuffix(', threshold')} {ratio} {seed}"
+                    memory = (args.memory or Path(folder)) / f"{mode.removesuffix(', threshold')} {ratio} {seed}"
                     found, slim = row(model, images, val, sure, settings, memory)
                     table["rows"].append({"mode": mode} | found)
                     print(json.dumps({"mode": mode} | found), flush=True)

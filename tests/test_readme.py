@@ -79,7 +79,9 @@ def test_the_table_of_modes_is_what_was_measured() -> None:
     for path in (ROOT / "results").glob("modes_*.json"):
         measured = json.loads(path.read_text())["rows"]
         found += [(row["mode"], f"{row['top1']:.2f}", f"{row['target_macs']:g}") for row in measured]
-    shown = re.findall(r"^\| ((?:matched|predicted) [a-z, ]*?) \|.*?\| (\d+\.\d\d) \|.*--target-macs (0\.\d+)", README, flags=re.M)
+    shown = re.findall(
+        r"^\| ((?:matched|predicted) [a-z, ]*?) \|.*?\| (\d+\.\d\d) \|.*--target-macs (0\.\d+)", README, flags=re.M
+    )
     assert len(shown) >= 4
     for row in shown:
         assert row in found

@@ -227,7 +227,7 @@ def interrupt_after(events: int) -> Any:
 @pytest.mark.parametrize(
     ("kind", "way", "asked"),
     [
-        *(("class", way, {"target_macs": 0.7}) for way in WAYS if way != "predicted merge"),
+        *(("class", way, {"target_macs": 0.75}) for way in WAYS if way != "predicted merge"),
         ("class", "matched merge", {"tolerance": 0.02}),
         ("mean", "predicted merge", {"tolerance": 0.1}),
     ],
@@ -251,7 +251,7 @@ def test_interrupted_anywhere_and_resumed_gives_the_same_bytes(
 
 @pytest.mark.parametrize("way", WAYS)
 def test_what_was_found_out_is_not_found_out_again(way: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    model, images, chosen = make_host(), make_images(3), config(way, target_macs=0.7, predictor_epochs=1)
+    model, images, chosen = make_host(), make_images(3), config(way, target_macs=0.75, predictor_epochs=1)
     expected, weights = ps.search(model, images, chosen, checkpoint=tmp_path)
 
     def refuse(*args: Any) -> None:

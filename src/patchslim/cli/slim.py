@@ -95,7 +95,7 @@ def slim(
     network = open_model(model, checkpoint, pretrained, img_size)
     info = inspect(network)
     if target_macs is not None:
-        check_reachable(info, config.removed, target_macs, config.select)
+        check_reachable(info, config.removed, target_macs, config.select, config.predictor)
         note_generous(info, config, target_macs)
     note_random(checkpoint, pretrained)
     source = open_images(data, model=network, limit=images, seed=seed, workers=workers_for(place))
@@ -114,7 +114,7 @@ def slim(
 
 def note_generous(info: HostInfo, config: SearchConfig, target: float) -> None:
     """Say so when the ratio asked for is more than any plan needs."""
-    _, most = reachable(info, config.removed, config.select)
+    _, most = reachable(info, config.removed, config.select, config.predictor)
     if target > most:
         console.print(f"No plan needs more than {most:.3f} of the MACs: the last block computes only what is read.")
 

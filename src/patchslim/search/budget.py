@@ -8,7 +8,7 @@ from typing import Any
 from patchslim.errors import BudgetError
 from patchslim.hosts import HostInfo
 from patchslim.macs import host_macs, macs_of_counts
-from patchslim.plan import PredictorSpec, Removed, Select
+from patchslim.plan import PredictorKind, PredictorSpec, Removed, Select
 from patchslim.search.network import Partial
 from patchslim.search.schedule import Slots
 from patchslim.search.topdown import OverBudget, TopDown
@@ -18,7 +18,9 @@ CLOSE = 0.01  # a plan within this of the asked ratio needs no finer tolerance
 FIRST_GUESS, STRIDE, FINEST, LEAST = -1.5, 0.6, 0.02, -12.0  # of log10 ε
 
 
-def reachable(info: HostInfo, removed: Removed, select: Select = "static") -> tuple[float, float]:
+def reachable(
+    info: HostInfo, removed: Removed, select: Select = "static", predictor: PredictorKind = "mlp"
+) -> tuple[float, float]:
     """The least and the largest MAC ratio a plan can have."""
     pairs = select == "matched" or (select == "static" and removed == "merge")
     if pairs or select == "predicted":
@@ -26,15 +28,21 @@ def reachable(info: HostInfo, removed: Removed, select: Select = "static") -> tu
     else:
         least = (1 if info.reads_patches else 0,) * info.depth
     most = (info.patches,) * (info.depth - 1) + (info.patches if info.reads_patches else 0,)
-    spec = PredictorSpec(hidden=hidden_width(info, "mlp"), weights="") if select == "predicted" else None
+    spec = (
+        PredictorSpec(kind=predictor, hidden=hidden_width(info, predictor), weights="")
+        if select == "predicted"
+        else None
+    )
     choice: dict[str, Any] = {"select": select, "predictor": spec}
     low, high = (macs_of_counts(info, counts, removed, **choice) / host_macs(info) for counts in (least, most))
     return low, high
 
 
-def check_reachable(info: HostInfo, removed: Removed, target: float, select: Select = "static") -> None:
+def check_reachable(
+    info: HostInfo, removed: Removed, target: float, select: Select = "static", predictor: PredictorKind = "mlp"
+) -> None:
     """Raise BudgetError, saying what can be reached, when the ratio can't."""
-    low, high = reachable(info, removed, select)
+    low, high = reachable(info, removed, select, predictor)
     if target < low:
         raise BudgetError(
             f"A MAC ratio of {target:g} can't be reached on {info.name} with {select} patches and removed set to "

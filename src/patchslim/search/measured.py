@@ -21,6 +21,7 @@ from patchslim.search.config import SearchConfig
 from patchslim.search.features import Features
 from patchslim.search.ledger import Ledger
 from patchslim.search.network import relative_error
+from patchslim.search.prefix import PrefixMemory
 from patchslim.search.schedule import Counts, Slots, descend, improve
 from patchslim.search.topdown import Listener
 from patchslim.slim.assemble import slim_blocks
@@ -29,21 +30,36 @@ Draft = Callable[[Counts, tuple[int, ...]], SlimPlan]  # (patches per block, blo
 
 
 @torch.no_grad()
-def measure(host: Host, features: Features, plan: SlimPlan, predictors: Mapping[int, nn.Module]) -> float:
+def measure(
+    host: Host,
+    features: Features,
+    plan: SlimPlan,
+    predictors: Mapping[int, nn.Module],
+    memory: PrefixMemory | None = None,
+) -> float:
     """The readout's relative error under a plan, averaged over the images."""
     depth = host.info.depth
     features.focus((0, depth))
     blocks = slim_blocks(host, plan, predictors)
     errors = []
-    for x, out in features.batches(0, depth):
-        state: Any = x
-        for block in blocks:
-            state = block(state)
-        errors.append(relative_error(host.features(state), host.features(out)).double().cpu())
-    value = float(torch.cat(errors).mean())
+    if memory is None or not features.keeps_all or not plan.per_image:
+        for x, out in features.batches(0, depth):
+            errors.append(relative_error(host.features(_through(blocks, x)), host.features(out)))
+    else:
+        states = memory.run(plan, blocks, lambda: [x for (x,) in features.batches(0)])
+        for state, (out,) in zip(states, features.batches(depth), strict=True):
+            errors.append(relative_error(host.features(state), host.features(out)))
+    value = float(torch.cat([error.double().cpu() for error in errors]).mean())
     if not math.isfinite(value):
         raise PatchslimError("The error is not a finite number; the model's weights or the images are broken.")
     return value
+
+
+def _through(blocks: Sequence[nn.Module], state: Any) -> Any:
+    """What leaves the last of some blocks."""
+    for block in blocks:
+        state = block(state)
+    return state
 
 
 class Measured:
@@ -64,6 +80,7 @@ class Measured:
         self.ledger, self.listen, self.draft = ledger, listen, draft
         self.spec, self.predictors = spec, predictors or {}
         self.slots = Slots(host.info, halves=spec is None)  # patches that are alike go in pairs
+        self.memory = PrefixMemory(features.limit_bytes)
         self.tried, self.best = 0, math.inf
 
     def search(self, tolerance: float | None) -> tuple[SlimPlan, float]:
@@ -81,7 +98,8 @@ class Measured:
         key = ("error", counts, drops)
         entry = self.ledger.get(key)
         if entry is None:
-            entry = {"error": measure(self.host, self.features, self.draft(counts, drops), self.predictors)}
+            plan = self.draft(counts, drops)
+            entry = {"error": measure(self.host, self.features, plan, self.predictors, self.memory)}
             self.ledger.put(key, entry)
         value = float(entry["error"])
         self.tried, self.best = self.tried + 1, min(self.best, value)
@@ -93,7 +111,12 @@ class Measured:
         """Down to the ratio where it costs least, then better ways to spend the same MACs."""
         error, fit, budget = self._cached(), self._fit(ratio), ratio * host_macs(self.info)
         counts = descend(self.slots, error, self._macs, lambda counts: self._macs(counts) <= budget)
-        return improve(self.slots, error, fit, fit(self.slots.removals(counts)))
+
+        def inside(counts: Counts) -> float:
+            """A move may leave no removals that fit; what does not fit is no candidate."""
+            return error(counts) if self._macs(counts) <= budget else math.inf
+
+        return improve(self.slots, inside, fit, fit(self.slots.removals(counts)))
 
     def within(self, tolerance: float) -> Counts:
         """As few MACs as keep the error within the tolerance: down past it, back, better there, and on to it again."""

@@ -26,6 +26,7 @@ def per_image_search(
     host: Host, features: Features, config: SearchConfig, ledger: Ledger, listen: Listener, tolerance: float | None
 ) -> tuple[SlimPlan, dict[str, Tensor]]:
     """A plan, and G's weights under the host's names where patches are predicted."""
+    features.focus((0, host.info.depth))
     if config.select == "predicted":
         return _predicted(host, features, config, ledger, listen, tolerance)
     draft = _matched(host, config) if config.select == "matched" else _static_merge(host, features)

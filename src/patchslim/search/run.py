@@ -42,7 +42,7 @@ def search(
     source = as_source(images)
     host = open_host(copy.deepcopy(model).eval().requires_grad_(False))
     if config.target_macs is not None:
-        check_reachable(host.info, config.removed, config.target_macs, config.select)
+        check_reachable(host.info, config.removed, config.target_macs, config.select, config.predictor)
     features = Features(host, source, config.batch_size, config.cache_gib * 2**30)
     ledger = Ledger(checkpoint)
     if not config.top_down:

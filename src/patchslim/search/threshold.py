@@ -24,7 +24,7 @@ def calibrate(
 ) -> SlimPlan:
     """A top-k plan as one with thresholds: every block keeps the plan's counts on average, scaled alike in all blocks
     until the images' mean MACs meet the budget from below."""
-    low, high, scale = 0.5, 2.0, 1.0
+    low, high, scale = 0.0, 2.0, 1.0  # at 0 every image keeps its best few only
     best: SlimPlan | None = None
     for _ in range(ROUNDS):
         trial = _at_scale(host, features, plan, predictors, scale)
@@ -53,12 +53,14 @@ def _at_scale(
     thresholds, kept = [], []
     for layer, (block, count) in enumerate(zip(blocks, plan.counts, strict=True), start=1):
         assert isinstance(block, PackedBlock)
-        if layer in trial.choosing and layer < info.depth:
+        if layer == info.depth:  # all images end alike
+            thresholds.append(0.0)
+            kept.append([count] * features.count)
+            break
+        if layer in trial.choosing:
             block.threshold = _quantile([block.scores(state) for state in states], scale * count)
-        thresholds.append(0.0 if layer == info.depth else block.threshold)
-        block.last, last = False, block.last
+        thresholds.append(block.threshold)
         states = [block(state) for state in states]
-        block.last = last
         kept.append([length - info.prefix_tokens for state in states for length in state.lengths])
     macs = [macs_under(info, trial, counts) for counts in zip(*kept, strict=True)]
     return _with(plan, thresholds, round(sum(macs) / len(macs)))

@@ -28,7 +28,7 @@ class MlpPredictor(nn.Module):
         self.fc1, self.fc2 = nn.Linear(width, hidden), nn.Linear(hidden, 1)
 
     def start_at(self, score: float) -> None:
-        """Begin by predicting this log score everywhere."""
+        """Begin around this log score."""
         nn.init.constant_(self.fc2.bias, score)
 
     def forward(self, y: Tensor, place: Tensor | None = None) -> Tensor:
@@ -44,7 +44,7 @@ class PoolPredictor(nn.Module):
         self.fc = nn.Linear(patches, patches)
 
     def start_at(self, score: float) -> None:
-        """Begin by predicting this log score everywhere."""
+        """Begin around this log score."""
         nn.init.constant_(self.fc.bias, math.log(math.expm1(math.exp(score))))
 
     def forward(self, y: Tensor, place: Tensor | None = None) -> Tensor:

@@ -1,0 +1,52 @@
+"""Candidates of a search often agree in their first blocks; what leaves those is kept, within a bound, and not computed
+again. Where images choose for themselves, a block's output depends on the counts up to it and on nothing after."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from torch import Tensor, nn
+
+from patchslim.plan import SlimPlan
+
+Prefix = tuple[tuple[int, ...], tuple[int, ...]]  # (patches per block so far, blocks so far that drop)
+
+
+class PrefixMemory:
+    """The tokens that leave a block, of every batch, under the last prefixes that were run."""
+
+    def __init__(self, limit_bytes: float) -> None:
+        self.limit_bytes, self.used = limit_bytes, 0
+        self.states: OrderedDict[Prefix, list[Any]] = OrderedDict()
+
+    def run(self, plan: SlimPlan, blocks: Sequence[nn.Module], start: Callable[[], list[Any]]) -> list[Any]:
+        """What leaves the last block, of every batch; `start` gives what enters the first."""
+        depth = len(blocks)
+        known = next((layer for layer in range(depth - 1, 0, -1) if _prefix(plan, layer) in self.states), 0)
+        if known:
+            self.states.move_to_end(_prefix(plan, known))
+        states = self.states[_prefix(plan, known)] if known else start()
+        for layer in range(known + 1, depth + 1):
+            states = [blocks[layer - 1](state) for state in states]
+            if layer < depth:
+                self._keep(_prefix(plan, layer), states)
+        return states
+
+    def _keep(self, prefix: Prefix, states: list[Any]) -> None:
+        """Remember, and forget what was not asked for the longest when there is no room."""
+        self.states[prefix] = states
+        self.used += _bytes(states)
+        while self.used > self.limit_bytes and self.states:
+            _, oldest = self.states.popitem(last=False)
+            self.used -= _bytes(oldest)
+
+
+def _prefix(plan: SlimPlan, layer: int) -> Prefix:
+    return plan.counts[:layer], tuple(block for block in plan.drops if block <= layer)
+
+
+def _bytes(states: list[Any]) -> int:
+    tensors = [part for state in states for part in state if isinstance(part, Tensor)]
+    return sum(part.numel() * part.element_size() for part in tensors)
