@@ -24,6 +24,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="deit_small_patch16_224")
     parser.add_argument("--ratio", type=float, default=0.57)
+    parser.add_argument("--select", choices=("static", "matched"), default="static")
     parser.add_argument("--batch-sizes", nargs="+", type=int, default=[1, 32])
     parser.add_argument("--seconds", type=float, default=40.0)
     parser.add_argument("--device", default="cpu")
@@ -35,7 +36,8 @@ def main() -> None:
     model = timm.create_model(args.model).eval().to(args.device)
     info = ps.inspect(model)
     noise = torch.randn(8, info.channels, *info.image_size)
-    plan, _ = ps.search(model, noise, ps.SearchConfig(target_macs=args.ratio, score="radial", tune_epochs=0))
+    settings = {"score": "radial", "tune_epochs": 0} if args.select == "static" else {"select": "matched"}
+    plan, _ = ps.search(model, noise, ps.SearchConfig(target_macs=args.ratio, **settings))
     slim = ps.apply(model, plan)
     rows: list[dict[str, Any]] = []
     for batch_size in args.batch_sizes:

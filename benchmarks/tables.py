@@ -97,7 +97,7 @@ def mode_table() -> None:
     for row in sorted(modes(), key=lambda row: (-row["target_macs"], row["top1"])):
         lost, half = paired(row["base_right"], row["right"], row["images"])
         counts = ", ".join(str(count) for count in row["patches_per_block"])
-        drops = f" (blocks {', '.join(str(block) for block in row['drops'])} drop)" if row["drops"] else ""
+        drops = f" (dropped in {', '.join(str(block) for block in row['drops'])})" if row["drops"] else ""
         macs = row["image_macs"]["mean"] if "image_macs" in row else row["macs_ratio"]
         numbers = f"{macs:.3f} | {row['top1']:.2f} | {lost:.2f} ± {half:.2f}"
         print(f"| {row['mode']} | {numbers} | {counts}{drops} | {row['where']} |")
