@@ -30,7 +30,13 @@ def start(x: Tensor, prefix: int, places: bool, sources: bool) -> Tokens:
 
 def take(rows: Tensor, index: Tensor) -> Tensor:
     """Each image's own rows: (B, n, …), (B, m) → (B, m, …)."""
-    return rows.take_along_dim(index.reshape(*index.shape, *[1] * (rows.ndim - 2)), dim=1)
+    if rows.ndim == 2:
+        return rows.gather(1, index)
+    # Whole rows of one long table: a gather along the token axis would look up every number by itself.
+    batch, n = rows.shape[:2]
+    begin = torch.arange(0, batch * n, n, device=index.device)
+    flat = (index + begin[:, None]).flatten()
+    return rows.reshape(batch * n, *rows.shape[2:]).index_select(0, flat).reshape(*index.shape, *rows.shape[2:])
 
 
 def pick(tokens: Tokens, keep: Tensor, prefix: int) -> Tokens:
