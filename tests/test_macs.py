@@ -76,6 +76,18 @@ def test_choosing_and_merging_is_counted(kind: str, way: dict[str, Any]) -> None
         assert ps.count_macs(slim) == ps.count_macs(model, plan) == counted(slim)
 
 
+@pytest.mark.filterwarnings("ignore:There is no packed attention")
+@pytest.mark.parametrize("predictor", ["mlp", "pool"])
+def test_what_a_threshold_keeps_is_counted(kind: str, predictor: Any) -> None:
+    model = unfused(kind)
+    plan, weights = per_image_plan(model, "predicted", kind=predictor, thresholds=[-3.0, -1.0, 0.0, 0.0])
+    slim = ps.apply(model, plan, weights)
+    for image in make_images(3).split(1):  # alone, so that G runs on no filling
+        with FlopCounterMode(display=False) as counter:
+            slim(image)
+        assert 2 * int(slim.image_macs(image)) == counter.get_total_flops()
+
+
 def test_static_merge_is_counted(kind: str) -> None:
     model = unfused(kind)
     slim = ps.apply(model, merge_plan(model))
