@@ -106,6 +106,11 @@ def macs_under(info: HostInfo, plan: SlimPlan, counts: Sequence[int]) -> int:
     """MACs of one image that keeps `counts` under a plan."""
     if plan.into is not None:
         return _static_merge_macs(info, plan)
+    if plan.predictor is not None and plan.mode == "threshold":
+        # G runs where there is a choice, also for an image that turns out to keep all it has.
+        above, least = (info.patches, *counts), max(1, plan.counts[-1])
+        asked = [above[layer - 1] for layer in plan.choosing if above[layer - 1] > least]
+        return macs_of_counts(info, counts) + sum(predictor_macs(info, plan.predictor, n) for n in asked)
     return macs_of_counts(
         info, counts, plan.removed, select=plan.select, predictor=plan.predictor, drops=tuple(plan.drops)
     )

@@ -83,6 +83,8 @@ class PackedBlock(BlockOf):
 
     def _choose(self, packed: Packed, y: Tensor) -> Packed:
         """y (T, d). Which tokens stay is decided on the grid."""
+        if max(packed.lengths) - self.prefix == self.least:
+            return packed  # no image has more than it keeps anyway
         index, real = self._grid(packed)
         stay = torch.zeros_like(real)
         if self.least > 0:
