@@ -22,11 +22,11 @@ import torch
 from torch import Tensor, nn
 
 import patchslim as ps
+from harness import head, in_memory, options
 from patchslim.cli.common import open_device, open_model, workers_for
-from patchslim.data import ImageSource, open_images, tensor_images
+from patchslim.data import ImageSource, open_images
 from patchslim.files import write_json
 from patchslim.hosts import open_host
-from patchslim.measure import device_name
 from patchslim.measure.accuracy import spread
 from patchslim.search.features import Features
 from patchslim.search.ledger import Ledger
@@ -51,27 +51,13 @@ MODES: dict[str, dict[str, Any]] = STATIC | {
 
 def parse() -> argparse.Namespace:
     """The command's options."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", default="deit_tiny_patch16_224")
-    parser.add_argument("--checkpoint", type=Path, required=True)
-    parser.add_argument("--data", required=True)
-    parser.add_argument("--val", required=True)
-    parser.add_argument("--out", type=Path, required=True)
+    parser = options(__doc__)
     parser.add_argument("--runs", type=Path, help="folder to save every row's run in")
     parser.add_argument("--memory", type=Path, help="folder for what searches find out, to go on after an interruption")
     parser.add_argument("--modes", nargs="+", default=list(MODES), choices=list(MODES))
     parser.add_argument("--ratios", nargs="+", type=float, default=[0.6, 0.55])
-    parser.add_argument("--seeds", nargs="+", type=int, default=[0])
-    parser.add_argument("--images", type=int, default=256)
     parser.add_argument("--batch-size", type=int, default=32)
-    parser.add_argument("--device")
     return parser.parse_args()
-
-
-def in_memory(source: ImageSource) -> ImageSource:
-    """All images decoded once."""
-    batches = list(source.batches(100))
-    return tensor_images(torch.cat([images for images, _ in batches]), torch.cat([labels for _, labels in batches]))
 
 
 @torch.inference_mode()
@@ -158,11 +144,7 @@ def main() -> None:
     val = in_memory(open_images(args.val, model=model, workers=workers))
     right, sure, _ = answers(model, val)
     table: dict[str, Any] = {
-        "model": args.model,
-        "device": device_name(device),
-        "torch": torch.__version__,
-        "dtype": "float32",
-        "calibration_images": args.images,
+        **head(args, device),
         "images": len(right),
         "base_top1": float(right.double().mean() * 100),
         "base_right": as_hex(right),

@@ -13,43 +13,28 @@ import argparse
 import itertools
 import json
 import time
-from pathlib import Path
 from typing import Any
 
-import torch
 from torch import nn
 
 import patchslim as ps
+from harness import head, in_memory, options
 from patchslim.cli.common import open_device, open_model, workers_for
-from patchslim.data import ImageSource, open_images, tensor_images
+from patchslim.data import ImageSource, open_images
 from patchslim.files import write_json
-from patchslim.measure import device_name, evaluate
+from patchslim.measure import evaluate
 
 
 def parse() -> argparse.Namespace:
     """The command's options."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", default="deit_tiny_patch16_224")
-    parser.add_argument("--checkpoint", type=Path, required=True)
-    parser.add_argument("--data", required=True)
-    parser.add_argument("--val", required=True)
-    parser.add_argument("--out", type=Path, required=True)
+    parser = options(__doc__)
     parser.add_argument("--scores", nargs="+", default=["impact", "attention", "random", "radial", "uniform"])
     parser.add_argument("--ratios", nargs="+", type=float, default=[0.6, 0.52])
     parser.add_argument("--tolerances", nargs="+", type=float, help="instead of ratios")
     parser.add_argument("--policies", nargs="+", default=["drop", "carry"])
     parser.add_argument("--tune-epochs", nargs="+", type=int, default=[0])
     parser.add_argument("--learning-rates", nargs="+", type=float, default=[ps.SearchConfig.learning_rate])
-    parser.add_argument("--seeds", nargs="+", type=int, default=[0])
-    parser.add_argument("--images", type=int, default=256)
-    parser.add_argument("--device")
     return parser.parse_args()
-
-
-def in_memory(source: ImageSource) -> ImageSource:
-    """All images decoded once."""
-    batches = list(source.batches(100))
-    return tensor_images(torch.cat([images for images, _ in batches]), torch.cat([labels for _, labels in batches]))
 
 
 def measure(model: nn.Module, images: ImageSource, val: ImageSource, config: ps.SearchConfig) -> dict[str, Any]:
@@ -82,11 +67,7 @@ def main() -> None:
     val = in_memory(open_images(args.val, model=model, workers=workers))
     base = evaluate(model, val, 200)
     table: dict[str, Any] = {
-        "model": args.model,
-        "device": device_name(device),
-        "torch": torch.__version__,
-        "dtype": "float32",
-        "calibration_images": args.images,
+        **head(args, device),
         "images": base.images,
         "base_top1": base.top1,
         "base_top5": base.top5,
