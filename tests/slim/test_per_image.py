@@ -224,7 +224,11 @@ def test_copies_and_pickles(way: str) -> None:
 
 def test_weights_load_back_into_the_host() -> None:
     model, _, _, slim = made("class", "matched merge")
-    model.load_state_dict(slim.state_dict())
+    other = make_host("class", seed=9)
+    other.load_state_dict(slim.state_dict())
+    images = make_images(2)
+    with torch.no_grad():
+        assert torch.equal(other(images), model(images))
 
 
 def test_a_predictor_of_another_plan_or_model_is_refused() -> None:

@@ -15,7 +15,7 @@ from patchslim.search.groups import likeness, static_groups
 from patchslim.search.ledger import Ledger
 from patchslim.search.measured import Draft, Measured, measure
 from patchslim.search.predict import Trainer
-from patchslim.search.schedule import Counts
+from patchslim.search.schedule import Counts, Slots
 from patchslim.search.threshold import calibrate
 from patchslim.search.topdown import Listener
 from patchslim.slim.assemble import name_predictors
@@ -68,9 +68,8 @@ def _predicted(
         return build_plan(info, **fields, patches_per_block=list(counts), drops=list(drops))
 
     trainer = Trainer(host, features, config, ledger, listen)
-    slots = info.depth if info.reads_patches else info.depth - 1
-    everything = (info.patches,) * slots + (0,) * (info.depth - slots)
-    predictors = trainer.fit(draft(everything, ()), range(1, slots + 1))
+    slots = Slots(info)
+    predictors = trainer.fit(draft(slots.everything, ()), range(1, slots.blocks + 1))
     plan, _ = Measured(host, features, config, ledger, listen, draft, spec, predictors).search(tolerance)
     ends_alike = [info.depth] if config.mode == "threshold" and info.reads_patches else []
     predictors = trainer.fit(plan, sorted({*plan.choosing, *ends_alike}), begin=predictors)

@@ -76,10 +76,12 @@ class Trainer:
         self.features.focus((0,))
         states = [start(x, self.info.prefix_tokens, places=True, sources=False) for (x,) in self.features.batches(0)]
         targets = scores.split([len(state.x) for state in states])
-        for layer in range(1, max(layers, default=0) + 1):
+        last = max(layers, default=0)
+        for layer in range(1, last + 1):
             if layer in layers:
                 yield layer, [self._seen(layer, *pair) for pair in zip(states, targets, strict=True)]
-            states = self._through(plan, predictors, layer, states)
+            if layer < last:
+                states = self._through(plan, predictors, layer, states)
 
     def _key(self, plan: SlimPlan, layer: int) -> tuple[Any, ...]:
         return ("predictor", plan.counts, tuple(plan.drops), layer)

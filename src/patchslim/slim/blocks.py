@@ -83,7 +83,7 @@ class ReducingBlock(BlockOf):
     ) -> None:
         super().__init__(block, math)
         self.prefix, self.reduce, self.places, self.last = prefix, reduce, places, last
-        self.watch: Callable[[Tokens], None] | None = None  # told what the block computes, see slim.watch
+        self.watch: Callable[[Tokens], None] | None = None  # told what the block computes, see model.watching
         self.register_buffer("order", None, persistent=False)
         if predictor is not None:
             self.predictor = predictor

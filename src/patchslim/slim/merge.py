@@ -66,25 +66,24 @@ def merge(tokens: Tokens, found: Match, prefix: int, weight: Tensor | None = Non
 
     The average of vectors is shorter than they are, and LayerNorm would not see that; so it gets their average length.
     """
-    kept = pick(tokens, found.keep, prefix)
-    size = torch.ones_like(tokens.x[..., 0]) if tokens.size is None else tokens.size.expand(len(tokens.x), -1)
+    x = tokens.x
+    size = torch.ones_like(x[..., 0]) if tokens.size is None else tokens.size.expand(len(x), -1)
     weight = size[:, prefix:] if weight is None else weight.to(size).clamp_min(TINY)
+    apart = pick(Tokens(x, size), found.keep[:, : found.first], prefix)  # the prefix, and those that nothing joins
     hosts = found.keep[:, found.first :]
-    places = torch.arange(found.first, found.keep.shape[1], device=hosts.device)
-    joins = (places[:, None] == found.into[:, None, :]).to(kept.x.dtype)  # (B, n - first, r)
-    sums = _summands(tokens.x, size, weight, hosts, prefix) + joins @ _summands(
-        tokens.x, size, weight, found.gone, prefix
-    )
+    places = torch.arange(found.first, found.keep.shape[1], device=x.device)
+    joins = (places[:, None] == found.into[:, None, :]).to(x.dtype)  # (B, n - first, r)
+    given = _summands(x, size, weight, found.gone, prefix)
+    sums = _summands(x, size, weight, hosts, prefix) + joins @ given
     total, length = sums[..., -3:-2], sums[..., -1:]
     mean = sums[..., :-3] / total
     mean = mean * (length / total / mean.norm(dim=2, keepdim=True).clamp_min(TINY))
-    begin = prefix + found.first
-    before = take(size, torch.cat([_range(prefix, found.keep), found.keep[:, : found.first] + prefix], dim=1))
+    assert apart.size is not None
     return Tokens(
-        torch.cat([kept.x[:, :begin], mean.to(kept.x.dtype)], dim=1),
-        torch.cat([before, sums[..., -2]], dim=1),
-        kept.place,
-        None if tokens.source is None else _join_sources(tokens.source, kept.source, found),
+        torch.cat([apart.x, mean.to(x.dtype)], dim=1),
+        torch.cat([apart.size, sums[..., -2]], dim=1),
+        None if tokens.place is None else take(tokens.place, found.keep),
+        None if tokens.source is None else _join_sources(tokens.source, found),
     )
 
 
@@ -94,14 +93,9 @@ def _summands(x: Tensor, size: Tensor, weight: Tensor, index: Tensor, prefix: in
     return torch.cat([own * w, w, take(size, index + prefix)[..., None], own.norm(dim=2, keepdim=True) * w], dim=2)
 
 
-def _range(count: int, like: Tensor) -> Tensor:
-    """0 … count - 1 for every image: (B, count)."""
-    return torch.arange(count, device=like.device).expand(len(like), -1)
-
-
-def _join_sources(source: Tensor, kept: Tensor | None, found: Match) -> Tensor:
-    """(B, t, N), (B, n, N) → (B, n, N)."""
-    assert kept is not None
+def _join_sources(source: Tensor, found: Match) -> Tensor:
+    """(B, t, N) → (B, n, N)."""
+    kept = take(source, found.keep)
     joins = torch.arange(kept.shape[1], device=kept.device)[:, None] == found.into[:, None, :]
     joined = joins.float() @ take(source, found.gone).float()
     return kept | (joined > 0)

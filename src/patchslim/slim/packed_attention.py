@@ -89,15 +89,7 @@ def _grid(lengths: Sequence[int], device: torch.device) -> tuple[Tensor, Tensor]
 
 def has_varlen(q: Tensor) -> bool:
     """Whether packed attention runs on this tensor: NVIDIA's and AMD's GPUs, half precision."""
-    return varlen_attn is not None and q.is_cuda and q.dtype in HALF and _takes_scale()
-
-
-@functools.cache
-def _takes_scale() -> bool:
-    """Early versions of the kernel's binding had a fixed scale."""
-    import inspect
-
-    return varlen_attn is not None and "scale" in inspect.signature(varlen_attn).parameters
+    return varlen_attn is not None and q.is_cuda and q.dtype in HALF
 
 
 @functools.cache
