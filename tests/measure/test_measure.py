@@ -6,10 +6,11 @@ import pytest
 import torch
 from torch import nn
 
+import patchslim as ps
 from patchslim.data import tensor_images
 from patchslim.errors import DataError
-from patchslim.measure import evaluate, time_side_by_side
-from small import make_host, make_images, slim_of
+from patchslim.measure import evaluate, evaluate_pair, paired, time_side_by_side
+from small import make_host, make_images, per_image_plan, slim_of
 
 
 class Fixed(nn.Module):
@@ -79,3 +80,75 @@ def test_timing_runs_both_models(dtype: str) -> None:
     for timing in timings:
         assert 0 < timing.low <= timing.median <= timing.high
         assert timing.throughput(2) == pytest.approx(2 / timing.median)
+
+
+class Watched:
+    """Images in memory that count their passes; the batches in `broken` lack their last image."""
+
+    name, labelled, classes, fingerprint, skipped, image_size = "watched", True, None, "", 0, (32, 32)
+
+    def __init__(self, images: torch.Tensor, labels: torch.Tensor, broken: tuple[int, ...] = ()) -> None:
+        self.images, self.labels, self.broken, self.passes = images, labels, broken, 0
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def batches(self, batch_size: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        self.passes += 1
+        pairs = zip(self.images.split(batch_size), self.labels.split(batch_size), strict=True)
+        for index, (images, labels) in enumerate(pairs):
+            good = len(labels) - (index in self.broken)
+            if good:
+                yield images[:good], labels[:good]
+
+
+def test_a_pair_is_measured_like_each_alone_in_one_pass() -> None:
+    model, slim = slim_of()
+    model.train()
+    labels = torch.arange(40) % 7
+    labels[::9] = -1
+    source = Watched(make_images(40), labels)
+    done: list[int] = []
+    first, second, difference = evaluate_pair(slim, model, source, batch_size=9, progress=done.append)
+    assert source.passes == 1
+    assert sum(done) == 40
+    assert model.training
+    assert (first, second) == (evaluate(slim, source, 9), evaluate(model, source, 9))
+    assert difference.difference == pytest.approx(first.top1 - second.top1)
+    model.eval()
+    with torch.inference_mode():
+        right = [(one(source.images).argmax(dim=1) == labels)[labels >= 0] for one in (slim, model)]
+    assert difference == paired(*right)
+    assert difference.images == first.images == 35
+
+
+def test_each_of_a_pair_sees_its_own_pixels() -> None:
+    images, labels = make_images(30), torch.arange(30) % 7
+    ours, theirs = tensor_images(images, labels), tensor_images(images.roll(1, dims=3), labels)
+    first, second, difference = evaluate_pair(Fixed(), Fixed(), ours, theirs, batch_size=8)
+    assert (first, second) == (evaluate(Fixed(), ours), evaluate(Fixed(), theirs))
+    assert difference.only_first + difference.only_second > 0
+
+
+@pytest.mark.parametrize("broken", [(0,), (3,), (4,)])
+def test_a_pair_that_did_not_see_the_same_images_is_refused(broken: tuple[int, ...]) -> None:
+    """One image short in the first batch, in a later one, and as the whole last batch; either way round."""
+    images, labels = make_images(33), torch.zeros(33, dtype=torch.long)
+    whole, short = Watched(images, labels), Watched(images, labels, broken)
+    for one, other in ((whole, short), (short, whole)):
+        with pytest.raises(DataError, match="did not give the same images"):
+            evaluate_pair(Fixed(), Fixed(), one, other, batch_size=8)
+
+
+def test_macs_of_each_image_are_counted_per_model() -> None:
+    """Also when a model whose images keep different numbers is given twice."""
+    model = make_host()
+    slim = ps.apply(model, *per_image_plan(model, "predicted", thresholds=[1e-2, 1e-2, 1e-2, 1e-2]))
+    source = tensor_images(make_images(20), torch.arange(20) % 7)
+    first, second, difference = evaluate_pair(slim, model, source, batch_size=8)
+    assert first.image_macs is not None
+    assert first.image_macs["mean"] == pytest.approx(float(slim.image_macs(make_images(20)).double().mean()))
+    assert second.image_macs is None
+    again, twice, difference = evaluate_pair(slim, slim, source, batch_size=8)
+    assert again == twice == first
+    assert difference.difference == 0

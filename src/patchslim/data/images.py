@@ -4,12 +4,12 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from patchslim.data.dataset import Batch, ItemDataset, read_item
 from patchslim.data.items import Item
-from patchslim.data.transform import Transform
+from patchslim.data.transform import Transform, transform_for
 from patchslim.errors import DataError
 
 
@@ -91,6 +91,17 @@ class Images:
         if reading.image is None:
             raise DataError(f"Image {index} in {self.name}, {reading.name}, is bad ({reading.reason}); take another.")
         return self._transform.undo(reading.image)
+
+    def prepared_for(self, model: nn.Module) -> "Images":
+        """Give the same images as another model wants them."""
+        return Images(
+            self.name,
+            self._items,
+            transform_for(model),
+            fingerprint=self.fingerprint,
+            classes=self.classes,
+            workers=self._workers,
+        )
 
     def _pass(self, batch_size: int) -> Iterator[tuple[Tensor, Tensor]]:
         self.skipped = 0

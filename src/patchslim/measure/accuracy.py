@@ -1,17 +1,16 @@
-"""Top-1 and top-5 of a model on labelled images."""
+"""Top-1 and top-5 of a model on labelled images, and of two models on the same ones."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import nullcontext
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
 from patchslim.data import ImageSource
-from patchslim.errors import DataError
-from patchslim.slim.model import SlimModel, counting
+from patchslim.measure.paired import Paired, paired
+from patchslim.measure.ranks import Ranks, ranks_of
 
 
 @dataclass(frozen=True)
@@ -26,7 +25,6 @@ class Accuracy:
     image_macs: dict[str, float] | None = None  # mean, p5 and p95 over the images, where images differ
 
 
-@torch.inference_mode()
 def evaluate(
     model: nn.Module,
     images: ImageSource,
@@ -34,34 +32,25 @@ def evaluate(
     progress: Callable[[int], None] = lambda done: None,
 ) -> Accuracy:
     """Measure a model in eval mode, on the device it is on. Unlabelled images are left out."""
-    if not images.labelled:
-        raise DataError(
-            f"{images.name} has no labels, and accuracy needs them: give class folders or shards with .cls files."
-        )
-    device = next(model.parameters()).device
-    was_training = model.training
-    model.eval()
-    ranks, unlabelled = [], 0
-    differs = isinstance(model, SlimModel) and model.plan.mode == "threshold"
-    with counting(model) if differs else nullcontext() as counts:  # type: ignore[arg-type]
-        for pixels, labels in images.batches(batch_size):
-            known = labels >= 0
-            unlabelled += int((~known).sum())
-            if bool(known.any()):
-                ranks.append(_ranks(model(pixels[known].to(device)), labels[known].to(device)).cpu())
-            progress(len(labels))
-    model.train(was_training)
-    if not ranks:
-        raise DataError(f"None of the images in {images.name} that can be read has a label; give labelled ones.")
-    rank = torch.cat(ranks)
-    return Accuracy(
-        top1=_percent(rank < 1),
-        top5=_percent(rank < 5),
-        images=len(rank),
-        unlabelled=unlabelled,
-        skipped=images.skipped,
-        image_macs=None if counts is None else spread(counts.macs()),
-    )
+    (found,) = ranks_of([model], [images], batch_size, progress)
+    return _accuracy(found)
+
+
+def evaluate_pair(
+    first: nn.Module,
+    second: nn.Module,
+    images: ImageSource,
+    second_images: ImageSource | None = None,
+    batch_size: int = 64,
+    progress: Callable[[int], None] = lambda done: None,
+) -> tuple[Accuracy, Accuracy, Paired]:
+    """Measure two models on the same images in one pass, and how their top-1 differs, first minus second.
+
+    `second_images` are the same images as the second model wants them, where that is not how the first does.
+    """
+    sources = [images, images if second_images is None else second_images]
+    one, two = ranks_of([first, second], sources, batch_size, progress)
+    return _accuracy(one), _accuracy(two), paired(one.hits, two.hits)
 
 
 def spread(values: Tensor) -> dict[str, float]:
@@ -70,15 +59,15 @@ def spread(values: Tensor) -> dict[str, float]:
     return {"mean": float(values.double().mean()), "p5": low, "p95": high}
 
 
-def _ranks(logits: Tensor, labels: Tensor) -> Tensor:
-    """How many classes score higher than the right one: (B, classes), (B,) → (B,)."""
-    if int(labels.max()) >= logits.shape[1]:
-        raise DataError(
-            f"The images have a label {int(labels.max())}, but the model has only {logits.shape[1]} outputs; "
-            "use images of the classes the model was trained on."
-        )
-    right = logits.gather(1, labels[:, None])
-    return (logits > right).sum(dim=1)
+def _accuracy(found: Ranks) -> Accuracy:
+    return Accuracy(
+        top1=_percent(found.ranks < 1),
+        top5=_percent(found.ranks < 5),
+        images=len(found.ranks),
+        unlabelled=found.unlabelled,
+        skipped=found.skipped,
+        image_macs=None if found.macs is None else spread(found.macs),
+    )
 
 
 def _percent(hits: Tensor) -> float:
