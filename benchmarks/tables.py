@@ -6,9 +6,13 @@ python benchmarks/tables.py
 from __future__ import annotations
 
 import json
-import math
 from pathlib import Path
 from typing import Any
+
+import torch
+from torch import Tensor
+
+from patchslim.measure import paired
 
 RESULTS = Path(__file__).parent.parent / "results"
 SCORES = ("impact", "attention", "random", "radial", "uniform")
@@ -71,12 +75,15 @@ def speed_table() -> None:
         print(rates + f"| {row['speedup']:.2f}× | {row['ideal_speedup']:.2f}× | {row['share_of_ideal']:.0%} |")
 
 
-def paired(base: str, right: str, images: int) -> tuple[float, float]:
-    """Points lost against another model on the same images, and half of the 95 % interval; which are right in hex."""
-    before, after = int(base, 16), int(right, 16)
-    lost, won = (before & ~after).bit_count(), (after & ~before).bit_count()
-    spread = lost + won - (lost - won) ** 2 / images
-    return 100 * (lost - won) / images, 100 * 1.96 * math.sqrt(spread) / images
+def hits(right: str, images: int) -> Tensor:
+    """Which images are right, from the hex digits of a raw file: (images,) booleans."""
+    return torch.tensor([bit == "1" for bit in f"{int(right, 16):0{images}b}"])
+
+
+def lost(row: dict[str, Any]) -> str:
+    """Points lost against the host on the same images, with the 95 % interval."""
+    found = paired(hits(row["base_right"], row["images"]), hits(row["right"], row["images"]))
+    return f"{found.difference:.2f} ({found.low:.2f} to {found.high:.2f})"
 
 
 def modes() -> list[dict[str, Any]]:
@@ -95,11 +102,10 @@ def mode_table() -> None:
     print("| select, removed | MACs | top-1 | points lost | patches per block | measured on |")
     print("| --- | --- | --- | --- | --- | --- |")
     for row in sorted(modes(), key=lambda row: (-row["target_macs"], row["top1"])):
-        lost, half = paired(row["base_right"], row["right"], row["images"])
         counts = ", ".join(str(count) for count in row["patches_per_block"])
         drops = f" (dropped in {', '.join(str(block) for block in row['drops'])})" if row["drops"] else ""
         macs = row["image_macs"]["mean"] if "image_macs" in row else row["macs_ratio"]
-        numbers = f"{macs:.3f} | {row['top1']:.2f} | {lost:.2f} ± {half:.2f}"
+        numbers = f"{macs:.3f} | {row['top1']:.2f} | {lost(row)}"
         print(f"| {row['mode']} | {numbers} | {counts}{drops} | {row['where']} |")
     print()
 

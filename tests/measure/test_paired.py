@@ -108,7 +108,8 @@ def test_a_model_against_itself(answers: list[bool]) -> None:
     right = torch.tensor(answers)
     found = paired(right, right)
     assert (found.difference, found.only_first, found.only_second, found.p_value) == (0, 0, 0, 1)
-    assert found.low == -found.high < 0
+    assert found.low == -found.high
+    assert found.high == pytest.approx(100 * 1.959964**2 / (len(right) + 1.959964**2))
 
 
 @pytest.mark.parametrize(

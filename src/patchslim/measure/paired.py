@@ -33,9 +33,10 @@ def paired(first: Tensor, second: Tensor) -> Paired:
 
     The interval is Tango's (Statistics in Medicine 17, 1998): all differences that the score test does not reject at
     5 %. It needs nothing but the images on which the models differ, stays within ±100 points, and keeps a width where
-    the models never differ (about ±3.8 images), while the usual Wald interval shrinks to nothing and Newcombe's nearly
-    does. The p-value is that of the exact McNemar test, a sign test on the images on which the models differ; it is
-    the more cautious of the two, so just above 0.05 the interval may already leave 0 out.
+    the models never differ (z² / (images + z²), about ±3.8 images), while Wald's shrinks to nothing.
+
+    The p-value is that of the exact McNemar test, a sign test on the images on which the models differ; it is the more
+    cautious of the two, so just above 0.05 the interval may already leave 0 out.
     """
     _check(first, second)
     only_first, only_second, images = int((first & ~second).sum()), int((second & ~first).sum()), len(first)
