@@ -43,7 +43,8 @@ def predictor_macs(info: HostInfo, spec: PredictorSpec, patches: int) -> int:
     """One G on `patches` patches."""
     if spec.kind == "pool":
         return info.patches**2
-    return patches * (info.width + 1) * spec.hidden
+    rows = patches + 1 if spec.kind == "context" else patches  # the average patch is one more row
+    return rows * info.width * spec.hidden + patches * spec.hidden
 
 
 def choice_macs(
@@ -60,15 +61,13 @@ def choice_macs(
     shape, gone = info.blocks[layer - 1], patches - kept
     if gone == 0 or kept == 0:
         return 0
-    if select == "matched":
-        pairs = merge_macs(shape, patches // 2, gone) if merges else 0  # only the second half takes any in
-        return match_macs(info, shape, patches) + pairs
     if select == "static":
         return kept * gone * shape.width if merges else 0  # constant weights; sizes are known beforehand
     total = predictor_macs(info, predictor, patches) if predictor is not None else 0
+    if select == "matched" or merges:
+        total += match_macs(info, shape, patches)
     if merges:
-        total += kept * gone * shape.attention_width + merge_macs(shape, kept, gone)
-        total += importance_macs(info, shape, patches)
+        total += merge_macs(shape, patches // 2, gone)  # only every second patch takes any in
     return total
 
 

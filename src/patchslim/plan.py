@@ -21,7 +21,7 @@ OLDEST_VERSION = 1  # static drop and carry only; reads as it is
 Select = Literal["static", "predicted", "matched"]
 Removed = Literal["drop", "carry", "merge"]
 Mode = Literal["top-k", "threshold"]
-PredictorKind = Literal["mlp", "pool"]
+PredictorKind = Literal["context", "mlp", "pool"]
 STAYS = -1  # in `into`: this patch merges into none
 
 
@@ -52,7 +52,7 @@ class PredictorSpec(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
     kind: PredictorKind = "mlp"
-    hidden: int = Field(default=0, ge=0)  # width of the MLP's hidden layer
+    hidden: int = Field(default=0, ge=0)  # width of the hidden layer, where there is one
     mode: Mode = "top-k"
     thresholds: list[float] | None = None  # per block, for mode threshold: patches with a higher score stay
     average_macs: int | None = Field(default=None, ge=0)  # mean over the images it was calibrated on
@@ -144,7 +144,7 @@ class SlimPlan(BaseModel):
                 raise ValueError(f"block {block} keeps {count} patches of {above} that come in")
             if count == 0 and block < self.host.depth:
                 raise ValueError(f"block {block} keeps no patch; at least one stays until the last block")
-            if self.select == "matched" and 0 < count < above // 2:
+            if self.in_pairs(block) and 0 < count < above // 2:
                 raise ValueError(
                     f"block {block} keeps {count} of {above} patches; matching in pairs keeps at least half"
                 )
@@ -198,6 +198,10 @@ class SlimPlan(BaseModel):
     def merges(self, block: int) -> bool:
         """Whether block `block` (from 1) merges what it removes. The last one has nothing to merge into at count 0."""
         return self.removed == "merge" and block not in self.drops and self.counts[block - 1] > 0
+
+    def in_pairs(self, block: int) -> bool:
+        """Whether block `block` (from 1) removes one patch of a pair, so that at least half of them stay."""
+        return self.select == "matched" or (self.select == "predicted" and self.merges(block))
 
     def _stays(self) -> list[int]:
         """How many blocks compute each patch of a static plan."""

@@ -47,6 +47,9 @@ def _words(event: Mapping[str, Any], info: HostInfo) -> tuple[str | None, str | 
             f"block {event['block']}: scoring",
             info.depth - event["block"],
         )
+    if kind == "stage":
+        error = "taking derivatives" if event["error"] is None else f"error {event['error']:.3g}"
+        return "removing", f"{event['macs_ratio']:.3f} of the MACs: {error}", None
     if kind == "exact":
         return "scoring", "exact scores of every image", None
     if kind == "predictor":

@@ -55,7 +55,7 @@ def slim(
     mode: Annotated[
         Mode, typer.Option("--mode", help="Of predicted: a fixed number per block, or a threshold.")
     ] = "top-k",
-    predictor: Annotated[PredictorKind, typer.Option("--predictor", help="Of predicted: the module G.")] = "mlp",
+    predictor: Annotated[PredictorKind, typer.Option("--predictor", help="Of predicted: the module G.")] = "context",
     images: Annotated[int, typer.Option("--images", min=1, help="Calibration images to use.")] = 256,
     step: Annotated[int, typer.Option("--step", min=1, help="Patches added at a time.")] = 10,
     tune_epochs: Annotated[

@@ -19,10 +19,10 @@ FIRST_GUESS, STRIDE, FINEST, LEAST = -1.5, 0.6, 0.02, -12.0  # of log10 ε
 
 
 def reachable(
-    info: HostInfo, removed: Removed, select: Select = "static", predictor: PredictorKind = "mlp"
+    info: HostInfo, removed: Removed, select: Select = "static", predictor: PredictorKind = "context"
 ) -> tuple[float, float]:
     """The least and the largest MAC ratio a plan can have."""
-    pairs = select == "matched" or (select == "static" and removed == "merge")
+    pairs = select == "matched" or removed == "merge"
     if pairs or select == "predicted":
         least = Slots(info, halves=pairs).least
     else:
@@ -39,7 +39,7 @@ def reachable(
 
 
 def check_reachable(
-    info: HostInfo, removed: Removed, target: float, select: Select = "static", predictor: PredictorKind = "mlp"
+    info: HostInfo, removed: Removed, target: float, select: Select = "static", predictor: PredictorKind = "context"
 ) -> None:
     """Raise BudgetError, saying what can be reached, when the ratio can't."""
     low, high = reachable(info, removed, select, predictor)

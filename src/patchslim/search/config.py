@@ -9,7 +9,7 @@ from typing import Any, Literal, get_args
 from patchslim.errors import BudgetError
 from patchslim.plan import Mode, PredictorKind, Removed, Select
 
-Score = Literal["impact", "attention", "random", "radial", "uniform"]
+Score = Literal["effect", "impact", "attention", "random", "radial", "uniform"]
 SCORES: tuple[str, ...] = get_args(Score)
 
 
@@ -18,8 +18,8 @@ class SearchConfig:
     """What to search for, and how. Give a tolerance or a MAC ratio; neither means the paper's tolerance of 0.01.
 
     What is left at None gets the usual value for the way of choosing: where images choose, removed patches merge (with
-    a threshold they can't), else they drop; blocks are tuned for 3 epochs, and patches ranked by impact, where that
-    has a part in the search.
+    a threshold they can't), else they drop; patches are ranked by the effect of their removal (by the paper's impact
+    where they are carried); blocks are tuned for 3 epochs where the paper's Algorithm 1 decides.
     """
 
     tolerance: float | None = None  # ε: relative error of a block's reconstruction, or of the readout
@@ -28,7 +28,7 @@ class SearchConfig:
     select: Select = "static"
     removed: Removed = None  # type: ignore[assignment]  # None, until it is resolved
     mode: Mode = "top-k"  # of predicted patches
-    predictor: PredictorKind = "mlp"
+    predictor: PredictorKind = "context"
     predictor_epochs: int = 60  # epochs over the images in which G learns
     step: int = 10  # r': patches added at a time
     tune_epochs: int = None  # type: ignore[assignment]  # epochs of block tuning on cached features
@@ -45,7 +45,12 @@ class SearchConfig:
     @property
     def top_down(self) -> bool:
         """Whether the paper's Algorithm 1 decides; else errors measured on the whole network do."""
-        return self.select == "static" and self.removed != "merge"
+        return self.select == "static" and self.removed != "merge" and self.score != "effect"
+
+    @property
+    def in_pairs(self) -> bool:
+        """Whether a block removes one patch of each of some pairs, and so no more than half."""
+        return self.select == "matched" or self.removed == "merge"
 
     def _resolve(self) -> None:
         """Put in what was left open; refuse what has no part in this way of choosing."""
@@ -59,15 +64,19 @@ class SearchConfig:
             raise BudgetError(
                 "A threshold goes with predicted patches that are dropped: select predicted, removed drop."
             )
-        ranked = self.top_down or self.select == "predicted"
+        ranked = self.select == "predicted" or (self.select == "static" and self.removed != "merge")
         if not ranked and self.score is not None:
             raise BudgetError(f"Patches that are {self.select} to merge are ranked by likeness; leave the score out.")
-        if self.select == "predicted" and self.score not in (None, "impact", "attention"):
-            raise BudgetError(f"A predictor learns impact or attention; {self.score} is the same for every image.")
-        put(self, "score", self.score or ("impact" if ranked else None))
+        if self.select == "predicted" and self.score not in (None, "effect", "impact", "attention"):
+            raise BudgetError(f"A predictor learns effect, impact or attention; {self.score} is alike for all images.")
+        if self.removed == "carry" and self.score == "effect":
+            raise BudgetError("The effect score is that of patches that leave; carried ones need another, as impact.")
+        usual = "impact" if self.removed == "carry" else "effect"
+        put(self, "score", self.score or (usual if ranked else None))
         if not self.top_down and self.tune_epochs:
             raise BudgetError(
-                "Block tuning goes with static patches that are dropped or carried; set tune_epochs to 0."
+                "Block tuning goes with the paper's Algorithm 1, that is with static patches dropped or carried by "
+                "a score other than effect; set tune_epochs to 0."
             )
         put(self, "tune_epochs", (3 if self.top_down else 0) if given["tune_epochs"] is None else self.tune_epochs)
 

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from patchslim.hosts import Host
 from patchslim.search.config import Score
+from patchslim.search.effects import Effects
 from patchslim.search.features import Features
 from patchslim.search.schedule import Counts
 from patchslim.search.scoring import score_images
@@ -15,13 +16,15 @@ TINY = 1e-30
 
 
 @torch.no_grad()
-def exact_scores(host: Host, features: Features, counts: Counts, score: Score) -> Tensor:
+def exact_scores(host: Host, features: Features, counts: Counts, score: Score, seed: int = 0) -> Tensor:
     """log s_l of every image, s_l normalised to sum one over the patches: (images, depth, N) on the CPU.
 
     Top-down as in Algorithm 1, but with each image's own nested patches: block l keeps those that block l+1 keeps and
-    the best-scored others.
+    the best-scored others. The effect of a removal is taken on the whole network, whatever the counts.
     """
     info = host.info
+    if score == "effect":
+        return Effects(host, features, seed).log_scores()
     features.focus(tuple(range(info.depth + 1)))
     found = []
     for layers in features.batches(*range(info.depth + 1)):

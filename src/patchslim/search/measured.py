@@ -79,7 +79,7 @@ class Measured:
         self.host, self.info, self.features, self.config = host, host.info, features, config
         self.ledger, self.listen, self.draft = ledger, listen, draft
         self.spec, self.predictors = spec, predictors or {}
-        self.slots = Slots(host.info, halves=spec is None)  # patches that are alike go in pairs
+        self.slots = Slots(host.info, halves=config.in_pairs)
         self.memory = PrefixMemory(features.limit_bytes)
         self.tried, self.best = 0, math.inf
 

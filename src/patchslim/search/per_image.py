@@ -21,6 +21,8 @@ from patchslim.search.topdown import Listener
 from patchslim.slim.assemble import name_predictors
 from patchslim.slim.predictor import hidden_width, predictor_fingerprint
 
+METHOD = "measured search"
+
 
 def per_image_search(
     host: Host, features: Features, config: SearchConfig, ledger: Ledger, listen: Listener, tolerance: float | None
@@ -32,7 +34,7 @@ def per_image_search(
     draft = _matched(host, config) if config.select == "matched" else _static_merge(host, features)
     measured = Measured(host, features, config, ledger, listen, draft)
     plan, error = measured.search(tolerance)
-    return _signed(host, plan, config, features.count, tolerance, error), {}
+    return signed(host, plan, config, features.count, tolerance, error, METHOD), {}
 
 
 def _matched(host: Host, config: SearchConfig) -> Draft:
@@ -77,19 +79,19 @@ def _predicted(
         budget = plan_macs(info, plan) if config.target_macs is None else int(config.target_macs * host_macs(info))
         plan = calibrate(host, features, plan, predictors, budget)
     weights = name_predictors(host, predictors)
-    signed = plan.predictor.model_copy(update={"weights": predictor_fingerprint(weights)}) if plan.predictor else None
-    plan = plan.model_copy(update={"predictor": signed})
+    own = plan.predictor.model_copy(update={"weights": predictor_fingerprint(weights)}) if plan.predictor else None
+    plan = plan.model_copy(update={"predictor": own})
     error = measure(host, features, plan, predictors)
-    return _signed(host, plan, config, features.count, tolerance, error), weights
+    return signed(host, plan, config, features.count, tolerance, error, METHOD), weights
 
 
-def _signed(
-    host: Host, plan: SlimPlan, config: SearchConfig, images: int, tolerance: float | None, error: float
+def signed(
+    host: Host, plan: SlimPlan, config: SearchConfig, images: int, tolerance: float | None, error: float, method: str
 ) -> SlimPlan:
     """The plan with a word on how it came about."""
     macs = plan_macs(host.info, plan)
     provenance: dict[str, Any] = {
-        "method": "measured search",
+        "method": method,
         "settings": config.as_dict(),
         "tolerance": tolerance,
         "images": images,

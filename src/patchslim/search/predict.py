@@ -72,7 +72,7 @@ class Trainer:
         A block's own G has to be in `predictors` when the walk goes on from it.
         """
         self.listen({"event": "exact"})
-        scores = exact_scores(self.host, self.features, plan.counts, self.config.score or "impact")
+        scores = exact_scores(self.host, self.features, plan.counts, self.config.score or "effect", self.config.seed)
         self.features.focus((0,))
         states = [start(x, self.info.prefix_tokens, places=True, sources=False) for (x,) in self.features.batches(0)]
         targets = scores.split([len(state.x) for state in states])

@@ -16,9 +16,10 @@ from patchslim.plan import SlimPlan, make_plan
 from patchslim.search.budget import bisect_tolerance, check_reachable, spend_rest
 from patchslim.search.config import SearchConfig
 from patchslim.search.features import Features
+from patchslim.search.greedy import Greedy
 from patchslim.search.ledger import Ledger
 from patchslim.search.network import Partial
-from patchslim.search.per_image import per_image_search
+from patchslim.search.per_image import per_image_search, signed
 from patchslim.search.topdown import Listener, TopDown
 
 DEFAULT_TOLERANCE = 0.01  # the paper's
@@ -45,6 +46,9 @@ def search(
         check_reachable(host.info, config.removed, config.target_macs, config.select, config.predictor)
     features = Features(host, source, config.batch_size, config.cache_gib * 2**30)
     ledger = Ledger(checkpoint)
+    if config.select == "static" and config.score == "effect":
+        plan, error = Greedy(host, features, config, ledger, listen).search(config.target_macs, _tolerance(config))
+        return signed(host, plan, config, features.count, _tolerance(config), error, "greedy reconstruction"), {}
     if not config.top_down:
         return per_image_search(host, features, config, ledger, listen, _tolerance(config))
     top_down = TopDown(host, features, config, ledger, listen)

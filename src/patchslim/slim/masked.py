@@ -7,6 +7,7 @@ plain loops.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -17,7 +18,7 @@ from torch import Tensor, nn
 from patchslim.hosts import Host, open_host
 from patchslim.plan import SlimPlan
 from patchslim.slim.assemble import load_predictors
-from patchslim.slim.merge import IMPORTANCE, unit_keys
+from patchslim.slim.merge import IMPORTANCE, TINY, unit_keys
 
 
 def masked_logits(
@@ -128,8 +129,10 @@ class _OneImage:
             kept, into = _pairs(alive, keys, weight if weighed else [0.0] * len(alive), len(alive) - count)
         else:
             score = self.predictors[layer](incoming.y[:, prefix:], torch.tensor([alive], device=x.device))[0].tolist()
-            kept = self._predicted(layer, dict(zip(alive, score, strict=True)))
-            into = {patch: _nearest(patch, kept, alive, keys) for patch in alive if patch not in kept}
+            if plan.merges(layer):
+                kept, into = _cheapest(alive, keys, score, weight if weighed else None, len(alive) - count)
+            else:
+                kept, into = self._predicted(layer, dict(zip(alive, score, strict=True))), {}
         return kept, into if plan.merges(layer) else {}, dict(zip(alive, weight, strict=True))
 
     def _predicted(self, layer: int, score: dict[int, float]) -> list[int]:
@@ -153,7 +156,18 @@ def _pairs(alive: list[int], keys: Tensor, weight: list[float], r: int) -> tuple
     return [alive[i] for i in [*ranked[r:], *odd]], into
 
 
-def _nearest(patch: int, kept: list[int], alive: list[int], keys: Tensor) -> int:
-    """The kept patch most like this one."""
-    own = keys[alive.index(patch)]
-    return max(kept, key=lambda other: float(own @ keys[alive.index(other)]))
+def _cheapest(
+    alive: list[int], keys: Tensor, score: list[float], weight: list[float] | None, r: int
+) -> tuple[list[int], dict[int, int]]:
+    """The same pairs; the r of least weight times distance become one. The weight: the geometric mean of G's share
+    and the class token's attention, or the share alone."""
+    even, odd = range(0, len(alive), 2), range(1, len(alive), 2)
+    total = sum(math.exp(own) for own in score)
+    matter = [math.exp(own) / total for own in score]
+    if weight is not None:
+        matter = [math.sqrt(share * max(seen, TINY)) for share, seen in zip(matter, weight, strict=True)]
+    nearest = {i: max(odd, key=lambda j: float(keys[i] @ keys[j])) for i in even}
+    cost = {i: matter[i] * max(1 - float(keys[i] @ keys[nearest[i]]), TINY) for i in even}
+    ranked = sorted(even, key=lambda i: cost[i])
+    into = {alive[i]: alive[nearest[i]] for i in ranked[:r]}
+    return [alive[i] for i in [*ranked[r:], *odd]], into

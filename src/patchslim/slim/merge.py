@@ -45,20 +45,28 @@ def match(keys: Tensor, n: int, importance: Tensor | None = None) -> Match:
 
 def match_halves(similarity: Tensor, r: int, importance: Tensor | None = None) -> Match:
     """The same from the similarity of even to odd patches, (B, ⌈t/2⌉, ⌊t/2⌋); importance (B, ⌈t/2⌉)."""
-    batch, movers, hosts = similarity.shape
     alike, nearest = similarity.max(dim=2)
     if importance is not None:
         alike = alike - IMPORTANCE * importance
-    rank = alike.argsort(dim=1, descending=True)
+    return _joined(alike.argsort(dim=1, descending=True), nearest, r, similarity.shape[2])
+
+
+def match_by_cost(keys: Tensor, n: int, log_weight: Tensor) -> Match:
+    """The same pairs; those go whose weight times distance is least: keys (B, t, c), log_weight (B, t).
+
+    What a merge does to the network is about how much the patch matters times how far it is moved.
+    """
+    alike, nearest = (keys[:, ::2] @ keys[:, 1::2].transpose(1, 2)).max(dim=2)
+    cost = log_weight[:, ::2] + (1 - alike).clamp_min(TINY).log()
+    return _joined(cost.argsort(dim=1), nearest, keys.shape[1] - n, keys.shape[1] // 2)
+
+
+def _joined(rank: Tensor, nearest: Tensor, r: int, hosts: int) -> Match:
+    """The first r movers (even patches) of a ranking join the odd patch nearest to each: rank, nearest (B, ⌈t/2⌉)."""
+    batch, movers = rank.shape
     gone, stay = rank[:, :r], rank[:, r:]
     odd = torch.arange(1, 2 * hosts, 2, device=rank.device).expand(batch, -1)
     return Match(torch.cat([2 * stay, odd], dim=1), 2 * gone, nearest.gather(1, gone) + movers - r, movers - r)
-
-
-def nearest_kept(keys: Tensor, keep: Tensor, gone: Tensor) -> Match:
-    """Each patch that goes joins the most alike of those that stay: keys (B, t, c), keep (B, n), gone (B, r)."""
-    similarity = take(keys, gone) @ take(keys, keep).transpose(1, 2)
-    return Match(keep, gone, similarity.argmax(dim=2), 0)
 
 
 def merge(tokens: Tokens, found: Match, prefix: int, weight: Tensor | None = None) -> Tokens:

@@ -1,6 +1,6 @@
 """The module G of the paper's dynamic variant: from a block's input to the log of each patch's score.
 
-Both kinds read the normalised input y = LN1(Z_{l-1}), which the block computes anyway.
+All kinds read the normalised input y = LN1(Z_{l-1}), which the block computes anyway.
 """
 
 from __future__ import annotations
@@ -36,6 +36,24 @@ class MlpPredictor(nn.Module):
         return self.fc2(F.gelu(self.fc1(y)))[..., 0]  # type: ignore[no-any-return]
 
 
+class ContextPredictor(MlpPredictor):
+    """The same, told what the image's patches are like on average: a patch matters by what the others are."""
+
+    def __init__(self, width: int, hidden: int, patches: int) -> None:
+        super().__init__(width, hidden)
+        self.patches = patches
+        self.context = nn.Linear(width, hidden, bias=False)
+
+    def forward(self, y: Tensor, place: Tensor | None = None) -> Tensor:
+        """y (B, n, d), place (B, n) → log ŝ (B, n). Rows whose place is N only fill up and are not averaged."""
+        if place is None:
+            mean = y.mean(dim=1, keepdim=True)
+        else:
+            real = (place < self.patches)[..., None]
+            mean = (y * real).sum(dim=1, keepdim=True) / real.sum(dim=1, keepdim=True).clamp_min(1)
+        return self.fc2(F.gelu(self.fc1(y) + self.context(mean.to(y.dtype))))[..., 0]  # type: ignore[no-any-return]
+
+
 class PoolPredictor(nn.Module):
     """The paper's: pool the channels, a linear layer over the N patch positions, an activation."""
 
@@ -56,17 +74,21 @@ class PoolPredictor(nn.Module):
         return F.pad(score, (0, 1)).gather(1, place)
 
 
-Predictor = MlpPredictor | PoolPredictor
+Predictor = MlpPredictor | ContextPredictor | PoolPredictor
 
 
 def make_predictor(info: HostInfo, kind: PredictorKind, hidden: int) -> Predictor:
     """A fresh G for one block of a host."""
-    return PoolPredictor(info.patches) if kind == "pool" else MlpPredictor(info.width, hidden)
+    if kind == "pool":
+        return PoolPredictor(info.patches)
+    if kind == "context":
+        return ContextPredictor(info.width, hidden, info.patches)
+    return MlpPredictor(info.width, hidden)
 
 
 def hidden_width(info: HostInfo, kind: PredictorKind) -> int:
     """The width of the hidden layer that a host gets."""
-    return max(1, info.width // HIDDEN) if kind == "mlp" else 0
+    return max(1, info.width // HIDDEN) if kind != "pool" else 0
 
 
 def needs_places(spec: PredictorSpec | None) -> bool:

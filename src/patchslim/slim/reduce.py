@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from patchslim.hosts.base import Incoming
-from patchslim.slim.merge import match, merge, nearest_kept, unit_keys
+from patchslim.slim.merge import TINY, match, match_by_cost, merge, unit_keys
 from patchslim.slim.predictor import as_fp32
 from patchslim.slim.tokens import Tokens, first, pick
 
@@ -69,17 +69,25 @@ class PerImage(Reduce):
 
 
 class Predicted(PerImage):
-    """Top-k by the block's own G."""
+    """The block's own G says which patches matter: the others are dropped, or merge where that moves little."""
 
     def forward(self, tokens: Tokens, incoming: Incoming, block: Any) -> Tokens:
-        """The n patches with the largest log ŝ."""
+        """Drop: the n patches with the largest log ŝ stay. Merge: pairs of least weight times distance become one."""
         score = as_fp32(block.predictor(incoming.y[:, self.prefix :], tokens.place))
-        rank = score.argsort(dim=1, descending=True)
-        keep, gone = rank[:, : self.n], rank[:, self.n :]
         if not self.merges:
-            return pick(tokens, keep, self.prefix)
-        found = nearest_kept(unit_keys(incoming.k, self.prefix), keep, gone)
-        return merge(tokens, found, self.prefix, self.importance(tokens, incoming, block))
+            return pick(tokens, score.argsort(dim=1, descending=True)[:, : self.n], self.prefix)
+        importance = self.importance(tokens, incoming, block)
+        found = match_by_cost(unit_keys(incoming.k, self.prefix), self.n, weigh(score, importance))
+        return merge(tokens, found, self.prefix, importance)
+
+
+def weigh(score: Tensor, importance: Tensor | None) -> Tensor:
+    """How much patches matter, in logs: G's word and, where a class token is read, its attention, in equal parts.
+
+    G saw the whole network's answer, attention sees this image as it is by now: (B, t), (B, t) → (B, t).
+    """
+    share = score.log_softmax(dim=1)
+    return share if importance is None else (share + as_fp32(importance).clamp_min(TINY).log()) / 2
 
 
 class Matched(PerImage):

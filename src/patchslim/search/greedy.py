@@ -1,0 +1,134 @@
+"""Static patches by greedy reconstruction: patch after patch leaves, the one whose removal changes the readout least.
+
+Which patches and how many per block come out together. Removals follow one path from everything to nothing, so every
+budget is a stretch of it, and plans for several budgets are nested in each other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from patchslim.hosts import Host
+from patchslim.macs import host_macs, macs_of_counts
+from patchslim.plan import SlimPlan, make_plan
+from patchslim.scores.effect import Removal
+from patchslim.search.config import SearchConfig
+from patchslim.search.effects import Effects
+from patchslim.search.features import Features
+from patchslim.search.ledger import Ledger
+from patchslim.search.measured import measure
+from patchslim.search.topdown import Listener
+
+STRIDE = 0.05  # of the host's MACs, after which derivatives are taken anew
+PROBES = 8  # random directions per image
+
+
+class Greedy:
+    """The path of one host on some images, as far as it has been gone; remembered stage by stage."""
+
+    def __init__(self, host: Host, features: Features, config: SearchConfig, ledger: Ledger, listen: Listener) -> None:
+        self.host, self.info, self.features = host, host.info, features
+        self.ledger, self.listen = ledger, listen
+        self.effects = Effects(host, features, config.seed)
+        self.moves: list[int] = []  # patches, in the order in which each leaves one block more
+        self.stages = [0]  # moves up to the end of each stage
+
+    def search(self, target: float | None, tolerance: float | None) -> tuple[SlimPlan, float]:
+        """The plan at a MAC ratio, or the smallest within a tolerance of the readout, and its error."""
+        if target is not None:
+            budget = target * host_macs(self.info)
+            count = self._first(lambda moves: self.macs(moves) <= budget)
+        else:
+            assert tolerance is not None
+            count = self._first(lambda moves: self.error(moves) > tolerance)
+            count -= self.error(count) > tolerance
+        return self.plan(count), self.error(count)
+
+    def _first(self, over: Callable[[int], bool]) -> int:
+        """The least number of moves for which something holds, or all there are: by stages, then by halves."""
+        while not over(len(self.moves)) and self._extend():
+            pass
+        if len(self.stages) < 2:
+            return 0
+        last = next((stage for stage in range(len(self.stages)) if over(self.stages[stage])), len(self.stages) - 1)
+        low, high = self.stages[max(last - 1, 0)], self.stages[last]
+        while low < high:
+            middle = (low + high) // 2
+            low, high = (low, middle) if over(middle) else (middle + 1, high)
+        return high
+
+    def exits(self, moves: int) -> Tensor:
+        """The last block that computes each patch, 0 where none does, after so many moves: (N,)."""
+        gone = torch.tensor(self.moves[:moves], dtype=torch.long)
+        return self.effects.blocks - torch.bincount(gone, minlength=self.info.patches)
+
+    def counts(self, exits: Tensor) -> list[int]:
+        """Patches per block."""
+        blocks = [int((exits >= block).sum()) for block in range(1, self.effects.blocks + 1)]
+        return blocks + [0] * (self.info.depth - len(blocks))
+
+    def macs(self, moves: int) -> int:
+        """MACs per image after so many moves."""
+        return macs_of_counts(self.info, self.counts(self.exits(moves)))
+
+    def plan(self, moves: int) -> SlimPlan:
+        """The plan after so many moves."""
+        exits = self.exits(moves).tolist()
+        kept = [[i for i, last in enumerate(exits) if last >= block] for block in range(1, self.info.depth + 1)]
+        return make_plan(self.info, kept)
+
+    def error(self, moves: int) -> float:
+        """The readout's relative error after so many moves, measured once."""
+        entry = self.ledger.get(("error", moves))
+        if entry is None:
+            entry = {"error": measure(self.host, self.features, self.plan(moves), {})}
+            self.ledger.put(("error", moves), entry)
+        value = float(entry["error"])
+        self.listen({"event": "stage", "macs_ratio": self.macs(moves) / host_macs(self.info), "error": value})
+        return value
+
+    def _extend(self) -> bool:
+        """Go on by one stage; False where nothing is left to remove."""
+        stage, before = len(self.stages) - 1, self.macs(len(self.moves))
+        entry = self.ledger.get(("moves", stage))
+        if entry is None:
+            self.listen({"event": "stage", "macs_ratio": before / host_macs(self.info), "error": None})
+            entry = {"moves": self._stage(before - STRIDE * host_macs(self.info))}
+            self.ledger.put(("moves", stage), entry)
+        self.moves += entry["moves"]
+        self.stages.append(len(self.moves))
+        return bool(entry["moves"])
+
+    def _stage(self, budget: float) -> list[int]:
+        """The moves down to a budget, with derivatives taken where the path stands."""
+        exits = self.exits(len(self.moves))
+        parts = list(self.effects.batches(exits, PROBES, len(self.stages)))
+        jacobian = torch.cat([part.permute(1, 2, 0, 3).flatten(2) for part, _ in parts], dim=2)
+        removal = Removal(jacobian, torch.cat([residual.flatten() for _, residual in parts]))
+        moves: list[int] = []
+        counts, exits = self.counts(exits), exits.to(jacobian.device)
+        while macs_of_counts(self.info, counts) > budget:
+            saved = self._saved(counts)
+            if not any(saved):
+                break
+            patch = removal.best(exits, torch.tensor(saved, device=exits.device))
+            block = int(exits[patch])
+            removal.remove(patch, block)
+            exits[patch] -= 1
+            counts[block - 1] -= 1
+            moves.append(patch)
+        return moves
+
+    def _saved(self, counts: Sequence[int]) -> list[float]:
+        """MACs that one patch less in a block saves, by block from 1 on; 0 where nested sets allow none to go."""
+        now, saved = macs_of_counts(self.info, counts), [0.0]
+        after = [*counts[1:], 0]
+        least = 1 if self.info.reads_patches else 0
+        for block, count in enumerate(counts[: self.effects.blocks]):
+            free = count > max(after[block], least)
+            fewer = [*counts[:block], count - 1, *counts[block + 1 :]]
+            saved.append(float(now - macs_of_counts(self.info, fewer)) if free else 0.0)
+        return saved
