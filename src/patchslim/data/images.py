@@ -1,5 +1,6 @@
 """The images of a source, read in the same order every time."""
 
+import hashlib
 from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any
@@ -58,11 +59,12 @@ class Images:
 
     def subset(self, indices: Sequence[int]) -> "Images":
         """Some of the images, as a source of their own."""
+        chosen = hashlib.sha256(f"{self.fingerprint} {list(indices)}".encode("ascii"))
         return Images(
             self.name,
             [self._items[index] for index in indices],
             self._transform,
-            fingerprint=self.fingerprint,
+            fingerprint=chosen.hexdigest(),
             classes=self.classes,
             workers=self._workers,
             mirrors=self.mirrors,
@@ -72,8 +74,8 @@ class Images:
         """Training views in a seeded order: one batch for each of the order's, smaller where images are bad."""
         tally = Tally(self.name, order.batch_size * len(order))
         dataset = ViewDataset(self._items, transform, order.seed)
-        loader = self._loader(dataset, batch_sampler=order)
-        for batch in loader:
+        pinned = torch.cuda.is_available()  # a GPU would wait for other memory
+        for batch in self._loader(dataset, batch_sampler=order, pin_memory=pinned):
             tally.add(len(batch.labels), batch.bad)
             yield torch.empty(0) if batch.images is None else batch.images, batch.labels
 

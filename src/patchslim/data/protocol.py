@@ -58,4 +58,4 @@ class TrainingSource(ImageSource, Protocol):
         """Some of the images, as a source of their own."""
 
     def views(self, transform: Transform, order: Order) -> Iterator[tuple[Tensor, Tensor]]:
-        """Training views: one batch for each of the order's, like those of `batches` but smaller where images are bad."""
+        """Training views like those of `batches`: one batch for each of the order's, smaller where images are bad."""

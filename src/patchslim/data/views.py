@@ -66,7 +66,7 @@ def mix(*numbers: int) -> int:
 
 @contextmanager
 def seeded(*numbers: int, device: torch.device | None = None) -> Iterator[None]:
-    """Inside, random numbers of Python, numpy and torch depend on these numbers alone; afterwards they are as before."""
+    """Inside, random numbers of Python, numpy and torch depend on these numbers alone; then they are as before."""
     before = random.getstate(), np.random.get_state()
     seed = mix(*numbers)
     devices = [device] if device is not None and device.type == "cuda" else []

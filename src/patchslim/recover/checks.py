@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import copy
+import math
 from dataclasses import asdict
+from typing import Any
 
 from torch import Tensor, nn
 
 from patchslim.data import ImageSource, TrainingSource, as_source
 from patchslim.errors import DataError, RecoverError
 from patchslim.hosts import Host, HostInfo, open_host
-from patchslim.recover.parts import check_images
+from patchslim.recover.parts import Parts, check_images
 from patchslim.slim import SlimModel, is_slim
 
 NAMES = ("name", "family", "parameters", "blocks")  # what may differ, and what follows from the rest
@@ -47,3 +49,22 @@ def training_source(images: ImageSource | Tensor, info: HostInfo) -> TrainingSou
         )
     check_images(source, info)
     return source
+
+
+def check_channels(parts: Parts, info: HostInfo) -> None:
+    """Raise DataError unless the images have the model's channels; tensors may have any."""
+    images, _ = next(parts.held_out_batches())
+    if images.shape[1] != info.channels:
+        raise DataError(
+            f"The images have {images.shape[1]} channels, the model takes {info.channels}; give images for this model."
+        )
+
+
+def check_finite(measured: dict[str, Any]) -> dict[str, Any]:
+    """What was measured at the start, if it can be the start of anything."""
+    if not math.isfinite(measured["loss"]):
+        raise RecoverError(
+            "The loss is not a finite number before anything was learnt; "
+            "the weights of the model or of the teacher are broken."
+        )
+    return measured

@@ -31,8 +31,8 @@ class Course:
         self.total = epochs * steps
         self.schedule: Any = CosineLRScheduler(
             self.optimizer,
-            t_initial=max(1, self.total),
-            warmup_t=min(math.ceil(config.warmup * self.total), self.total - 1),
+            t_initial=max(2, self.total),
+            warmup_t=min(math.ceil(config.warmup * self.total), max(0, self.total - 1)),
             warmup_prefix=False,
             t_in_epochs=False,
         )
@@ -41,6 +41,11 @@ class Course:
         self.epoch, self.step, self.since = 0, 0, 0
         self.best_loss, self.start_loss = math.inf, math.inf
         self.best_epoch = 0  # 0: the weights it started from
+
+    def next_step(self) -> None:
+        """Count a step and set its learning rate: the curve's at the middle of the step, so that none is zero."""
+        self.step += 1
+        self.schedule.step_update(self.step - 0.5)
 
     @property
     def judged(self) -> Host:
@@ -82,7 +87,6 @@ class Course:
             state.setdefault(int(index), {})[field] = tensor
         fresh = self.optimizer.state_dict()
         self.optimizer.load_state_dict({"state": state, "param_groups": fresh["param_groups"]})
-        self.schedule.step_update(self.step)
 
 
 _NUMBERS = ("epoch", "step", "since", "best_loss", "start_loss", "best_epoch")

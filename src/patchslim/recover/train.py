@@ -104,8 +104,7 @@ class Training:
         _drop_paths(self.student.model, True)
         for number in range(self.order.steps):
             images, labels = next(batches)
-            course.step += 1
-            course.schedule.step_update(course.step)
+            course.next_step()
             if len(labels):
                 total, count = total + self._step_(images, labels), count + 1
             if number % LOOK == LOOK - 1 and not bool(total.isfinite()):
