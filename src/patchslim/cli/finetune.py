@@ -83,7 +83,7 @@ def finetune(
     torch.manual_seed(seed)
     with show_recovery() as listen:
         found = recover_run(request, source, config, place, listen, judge if judged else None)
-    note_skipped(source.skipped, len(source))
+    note_skipped(found["skipped_images"], len(source))
     result = _result(request.folder, found)
     report(result, as_json, summary(result))
 
@@ -103,6 +103,7 @@ def _result(folder: Path, found: dict[str, Any]) -> dict[str, Any]:
         "top1_before": val["before"].get("top1"),
         "top1_after": val["after"].get("top1"),
         "stopped": found["stopped"],
+        "changed": found["changed"],
         "stages": found["stages"],
     }
 
@@ -120,6 +121,6 @@ def summary(result: dict[str, Any]) -> str:
         lines.append(f"same answer as the original network: {before:.1f} % → {after:.1f} %")
     if result["top1_after"] is not None:
         lines.append(f"top-1: {result['top1_before']:.2f} % → {result['top1_after']:.2f} %")
-    if result["loss_after"] >= result["loss_before"]:
+    if not result["changed"]:
         lines.append("Nothing learnt was better on held-out images, so the weights are as they were.")
     return "\n".join(lines)

@@ -77,6 +77,7 @@ class Images:
         pinned = torch.cuda.is_available()  # a GPU would wait for other memory
         for batch in self._loader(dataset, batch_sampler=order, pin_memory=pinned):
             tally.add(len(batch.labels), batch.bad)
+            self.skipped = len(set(tally.bad))
             yield torch.empty(0) if batch.images is None else batch.images, batch.labels
 
     def batches(self, batch_size: int) -> Iterator[tuple[Tensor, Tensor]]:

@@ -50,11 +50,13 @@ class Keeper:
             self.number = int(state["number"])
             started, fields = state["started"], {name: state[name] for name in _FIELDS}
             progress = Progress(**fields)
+            if state["version"] != VERSION:
+                raise ValueError
         except (KeyError, TypeError, ValueError):
-            raise RunError(f"{path} is damaged, so the recovery can't be resumed; remove {self.folder}.") from None
+            raise self.damaged() from None
         now = dict(self.started)
-        if progress.stage == FINISHED:
-            now.pop("weights", None)  # the result may be in the starting weights' place already
+        if progress.stage == FINISHED and progress.numbers == now["weights"]:
+            now.pop("weights")  # the result is in the starting weights' place already
         check_same(started, now, f"The recovery in {self.folder}", "resume with the same, or start over")
         try:
             progress.tensors = read_weights(self._tensors(self.number))
@@ -75,6 +77,10 @@ class Keeper:
             if path != self._tensors(self.number):
                 with suppress(FileNotFoundError):
                     path.unlink()
+
+    def damaged(self) -> RunError:
+        """What to raise when the folder can't be what this patchslim wrote."""
+        return RunError(f"The recovery in {self.folder} is damaged and can't be resumed; start over without it.")
 
     def _tensors(self, number: int) -> Path:
         assert self.folder is not None

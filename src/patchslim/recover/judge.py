@@ -26,3 +26,8 @@ def measure(student: Host, distillation: Distillation, parts: Parts, config: Rec
         agree += int((own.logits.argmax(dim=-1) == taught.logits.argmax(dim=-1)).sum())
         count += len(images)
     return {"loss": loss / count, "agreement": 100 * agree / count if student.info.classes else None}
+
+
+def learnt(outcome: dict[str, Any]) -> bool:
+    """Whether a stage found anything better than what it began with."""
+    return bool(outcome.get("best_epoch")) or any(block["kept"] for block in outcome.get("blocks", ()))

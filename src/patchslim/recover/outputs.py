@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from patchslim.hosts import Host
+from patchslim.hosts import Host, open_slim
 from patchslim.recover.rows import State
-from patchslim.slim.model import watching
+from patchslim.slim.model import SlimModel, watching
+from patchslim.slim.predictor import is_predictor_key
+
+
+def open_student(slim: SlimModel) -> Host:
+    """A copy that learns, all but its predictors: the plan holds their fingerprint."""
+    model = copy.deepcopy(slim).eval()
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_(not is_predictor_key(name))
+    return open_slim(model, slim.host_info)
 
 
 class Outputs(NamedTuple):

@@ -10,21 +10,22 @@ from torch import Tensor
 
 from patchslim.data import TrainingSource
 from patchslim.data.transform import Transform
-from patchslim.hosts import Host, open_slim
+from patchslim.hosts import Host
+from patchslim.hosts.weights import check_weights, weights_fingerprint
 from patchslim.recover.blockwise import STAGE, Blockwise
 from patchslim.recover.checkpoint import FINISHED, Keeper, Progress
 from patchslim.recover.checks import check_channels, check_finite
 from patchslim.recover.config import RecoverConfig
 from patchslim.recover.course import Course, part
 from patchslim.recover.distill import Distillation
-from patchslim.recover.judge import measure
+from patchslim.recover.judge import learnt, measure
+from patchslim.recover.outputs import open_student
 from patchslim.recover.parts import Parts, labelled_part, split
 from patchslim.recover.supervised import Supervised, set_drop_path_
 from patchslim.recover.train import Objective, Training
 from patchslim.recover.views import view_transform
 from patchslim.search.topdown import Listener
 from patchslim.slim import SlimModel
-from patchslim.slim.predictor import is_predictor_key
 
 
 class Recovered(NamedTuple):
@@ -49,7 +50,7 @@ class Recovery:
         self.slim, self.teacher, self.source, self.config = slim, teacher, source, config
         self.keeper, self.listen = keeper, listen
         self.start = time.monotonic()
-        self.student = _student(slim)
+        self.student = open_student(slim)
         device = next(slim.parameters()).device
         self.distillation = Distillation(teacher, slim.plan, config, device)
         self.parts = split(source, config.held_out, config.seed, config.batch_size)
@@ -65,14 +66,16 @@ class Recovery:
         if progress is None:
             progress = Progress(stages[0], before=check_finite(self._measure()))
         else:
-            self.student.model.load_state_dict(part(progress.tensors, "model"))
+            check_weights(self.student.model, weights := part(progress.tensors, "model"), "The recovery's checkpoint")
+            self.student.model.load_state_dict(weights)
         self.start = time.monotonic() - progress.seconds
         while progress.stage != FINISHED:
             outcome = self._run_stage(progress)
             progress.outcomes.append(outcome)
             rest = stages[stages.index(progress.stage) + 1 :]
             progress.stage = FINISHED if not rest or outcome["stopped"] == "diverged" else rest[0]
-            self._keep(progress, None, self._weights())
+            result = weights_fingerprint(self.student.model) if progress.stage == FINISHED else None
+            self._keep(progress, result, self._weights())
         return self._result(progress)
 
     def _stages(self) -> list[str]:
@@ -115,7 +118,10 @@ class Recovery:
     ) -> dict[str, Any]:
         training = Training(self.student, objective, parts, transform, self.config, epochs, self.listen)
         if progress.numbers is not None:
-            training.course.restore_(progress.numbers, progress.tensors)
+            try:
+                training.course.restore_(progress.numbers, progress.tensors)
+            except (KeyError, RuntimeError, TypeError, ValueError):
+                raise self.keeper.damaged() from None
 
         def save(course: Course) -> None:
             self._keep(progress, course.numbers(), course.tensors())
@@ -143,15 +149,9 @@ class Recovery:
             "seconds": round(progress.seconds, 1),
             "before": progress.before,
             "after": self._measure(),
+            "changed": any(map(learnt, progress.outcomes)),
+            "skipped_images": self.parts.training.skipped + self.parts.held_out.skipped,
             "stages": progress.outcomes,
             "stopped": progress.outcomes[-1]["stopped"],
         }
         return Recovered(model.eval(), report)
-
-
-def _student(slim: SlimModel) -> Host:
-    """A copy that learns, all but its predictors: the plan holds their fingerprint."""
-    model = copy.deepcopy(slim).eval()
-    for name, parameter in model.named_parameters():
-        parameter.requires_grad_(not is_predictor_key(name))
-    return open_slim(model, slim.host_info)
