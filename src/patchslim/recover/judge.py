@@ -30,4 +30,4 @@ def measure(student: Host, distillation: Distillation, parts: Parts, config: Rec
 
 def learnt(outcome: dict[str, Any]) -> bool:
     """Whether a stage found anything better than what it began with."""
-    return bool(outcome.get("best_epoch")) or any(block["kept"] for block in outcome.get("blocks", ()))
+    return bool(outcome.get("best_epoch") or outcome.get("kept"))

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import torch
 from torch import Tensor, nn
 
 from patchslim.data import ImageSource
@@ -34,6 +35,7 @@ def finetune(
     return recover(slim, teacher, images, config, checkpoint=checkpoint, listen=listen).model
 
 
+@torch.enable_grad()  # whatever the caller has switched off
 def recover(
     slim: nn.Module,
     teacher: nn.Module,

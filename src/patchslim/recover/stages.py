@@ -102,7 +102,13 @@ class Recovery:
 
         blockwise = Blockwise(self.student, self.teacher, self.slim.plan, self.config)
         found = blockwise.run_(self.parts, self.listen, progress.numbers or [], save)
-        return {"stage": STAGE, "stopped": "finished", "blocks": found}
+        # Better blocks need not make a better network: what they give together decides.
+        before, after = progress.before["loss"], self._measure()["loss"]
+        if not after < before:
+            self.student.model.load_state_dict(self.slim.state_dict())
+        outcome = {"stage": STAGE, "before": before, "after": min(before, after), "kept": after < before}
+        self.listen({"event": "trained"} | outcome)
+        return outcome | {"stopped": "finished", "blocks": found}
 
     def _supervised(self, progress: Progress) -> dict[str, Any]:
         assert self.labelled is not None
