@@ -14,6 +14,7 @@ from safetensors.torch import save_file
 
 import patchslim as ps
 from commands import Run, image_folder, refused
+from patchslim.recover.checkpoint import Keeper, Progress
 
 SLIM = (
     *("slim", "digits_vit", "--pretrained", "--data", "digits", "--images", "32", "--batch-size", "16"),
@@ -86,6 +87,23 @@ def test_flat_pictures_and_random_weights(run: Run, tmp_path: Path) -> None:
     )
     assert code == 0, err
     assert json.loads(out)["loss_after"] <= json.loads(out)["loss_before"]
+
+
+def test_ctrl_c_is_told_and_resumable(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run(*SLIM)
+    write, left = Keeper.write, [3]
+
+    def interrupted(self: Keeper, progress: Progress) -> None:
+        write(self, progress)
+        left[0] -= 1
+        if not left[0]:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(Keeper, "write", interrupted)
+    refused(run(*FINETUNE), "go on where they were with the same command and --resume")
+    refused(run(*FINETUNE), "a has an interrupted recovery; go on with --resume, or start over with --again")
+    assert run(*FINETUNE, "--resume")[0] == 0
+    assert not (tmp_path / "a" / "recovery").exists()
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="no such signals")

@@ -102,3 +102,16 @@ def test_thresholds_leave_this_stage_out_and_say_so() -> None:
     config = RecoverConfig(**BLOCKS | {"epochs": 1})
     recover(ps.apply(model, plan, weights), model, make_images(16), config, listen=events.append)
     assert [event["stage"] for event in events if event["event"] == "skipped"] == ["blocks"]
+
+
+def test_few_of_many_images_serve_the_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[int] = []
+    step = Blockwise._step_
+
+    def counted(self: Blockwise, layer: int, pair: Any, *others: Any) -> None:
+        seen.append(len(pair[1]))
+        step(self, layer, pair, *others)
+
+    monkeypatch.setattr(Blockwise, "_step_", counted)
+    errors(block_images=11, block_epochs=1)
+    assert seen == [8, 3] * 4

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from patchslim.data.sample import choose
 from patchslim.hosts import Host
 from patchslim.plan import SlimPlan
 from patchslim.recover.config import RecoverConfig
@@ -36,9 +37,10 @@ class Blockwise:
     ) -> list[dict[str, Any]]:
         """Tune all blocks that `begin` does not have yet; per block the error on held-out images before and after."""
         size, found = self.config.block_batch_size, list(begin)
+        few = parts.training.subset(choose(len(parts.training), self.config.block_images, self.config.seed))
         training, held_out = (
             Streams(self.student, self.teacher, batches, self.config)
-            for batches in (lambda: parts.training.batches(size), parts.held_out_batches)
+            for batches in (lambda: few.batches(size), parts.held_out_batches)
         )
         depth = self.student.info.depth
         for layer in range(1, depth + 1):

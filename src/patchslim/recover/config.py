@@ -30,6 +30,7 @@ class RecoverConfig:
     warmup: float = 0.1  # share of the steps in which the learning rate rises
     batch_size: int = 128
     block_batch_size: int = 32
+    block_images: int = 4096  # at most so many are used block by block: each block goes through them anew
     held_out: float = 0.1  # share of the images that decides when to stop; at most 512 images
     patience: int = 8  # epochs without a better loss on held-out images
     clip: float = 1.0  # bound on the gradient's norm
@@ -84,6 +85,7 @@ _LEAST: dict[str, float] = {
     "supervised_epochs": 0,
     "batch_size": 1,
     "block_batch_size": 1,
+    "block_images": 1,
     "patience": 1,
     "weight_decay": 0,
     "feature_weight": 0,
