@@ -13,6 +13,7 @@ import patchslim as ps
 from patchslim.data import tensor_images
 from patchslim.errors import PatchslimWarning
 from patchslim.recover import RecoverConfig, Recovered, recover
+from patchslim.recover.parts import split
 from small import PYRAMID, WAYS, make_host, make_images, plan_for, plan_of
 
 QUICK: dict[str, Any] = {
@@ -212,3 +213,10 @@ def test_bad_input_is_refused_in_one_sentence() -> None:
     for words, other in others.items():
         with pytest.raises(ps.RecoverError, match=words):
             ps.finetune(slim, other, images, config)
+
+
+def test_thresholds_report_the_macs_they_take() -> None:
+    found = run("threshold")
+    images = torch.cat([batch for batch, _ in split(tensor_images(make_images(24)), 0.2, 0, 8).held_out_batches()])
+    assert found.report["after"]["macs"] == round(float(found.model.image_macs(images).double().mean()))
+    assert "macs" not in run("drop").report["after"]

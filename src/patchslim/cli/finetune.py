@@ -100,6 +100,8 @@ def _result(folder: Path, found: dict[str, Any]) -> dict[str, Any]:
         "loss_after": after["loss"],
         "agreement_before": before["agreement"],
         "agreement_after": after["agreement"],
+        "macs_before": before.get("macs"),
+        "macs_after": after.get("macs"),
         "top1_before": val["before"].get("top1"),
         "top1_after": val["after"].get("top1"),
         "stopped": found["stopped"],
@@ -112,13 +114,16 @@ def summary(result: dict[str, Any]) -> str:
     """A few lines for a person."""
     words = {"patience": ", stopped early", "diverged": ", stopped because the loss was not finite any more"}
     lines = [
-        f"{result['run']}: loss {result['loss_before']:.4g} → {result['loss_after']:.4g} on "
+        f"{result['run']}: distillation loss {result['loss_before']:.4g} → {result['loss_after']:.4g} on "
         f"{result['held_out_images']} held-out of {result['images']} images, in {result['seconds']:.0f} s"
         + words.get(result["stopped"], "")
     ]
     if result["agreement_after"] is not None:
         before, after = result["agreement_before"], result["agreement_after"]
         lines.append(f"same answer as the original network: {before:.1f} % → {after:.1f} %")
+    if result["macs_after"] is not None:
+        before, after = result["macs_before"] / 1e9, result["macs_after"] / 1e9
+        lines.append(f"GMACs per image, where images keep as many patches as they need: {before:.4g} → {after:.4g}")
     if result["top1_after"] is not None:
         lines.append(f"top-1: {result['top1_before']:.2f} % → {result['top1_after']:.2f} %")
     if not result["changed"]:
