@@ -26,6 +26,7 @@ from patchslim.slim import apply, load
 from patchslim.slim.predictor import is_predictor_key
 from patchslim.slim.store import CONFIG, HOST_WEIGHTS, METRICS, PLAN, SEARCH, write_run
 
+
 def make_run(
     network: nn.Module,
     source: ImageSource,
