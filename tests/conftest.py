@@ -1,8 +1,13 @@
 """Fixtures for all test rooms."""
 
+import sys
+from pathlib import Path
+
 import pytest
 import torch
 
+from commands import Run
+from patchslim.cli.main import main
 from small import KINDS
 
 # Networks here are so small that a second thread costs more than it brings.
@@ -13,3 +18,19 @@ torch.set_num_threads(1)
 def kind(request: pytest.FixtureRequest) -> str:
     """Every kind of small host in turn."""
     return str(request.param)
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Run:
+    """Call the command line in an empty folder; returns exit code, standard output and standard error."""
+    monkeypatch.chdir(tmp_path)
+
+    def call(*words: str) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["patchslim", *words])
+        with pytest.raises(SystemExit) as exited:
+            main()
+        captured = capsys.readouterr()
+        code = exited.value.code
+        return code if isinstance(code, int) else 0, captured.out, captured.err
+
+    return call

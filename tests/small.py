@@ -144,3 +144,17 @@ def merge_plan(model: nn.Module, kept: list[list[int]] | None = None) -> SlimPla
                 into[patch] = min(block, key=lambda other: (abs(other - patch), other))
         alive = set(block)
     return build_plan(ps.inspect(model), removed="merge", kept=base.kept, into=into)
+
+
+WAYS = ("drop", "carry", "static merge", "matched", "predicted", "threshold")
+
+
+def plan_for(model: nn.Module, way: str) -> tuple[SlimPlan, dict[str, Tensor]]:
+    """A plan of each way of slimming, and the weights it needs."""
+    if way in ("drop", "carry"):
+        return plan_of(model, PYRAMID, way), {}
+    if way == "static merge":
+        return merge_plan(model), {}
+    if way == "threshold":
+        return per_image_plan(model, "predicted", thresholds=[-3.0, -2.0, -1.0, 0.0])
+    return per_image_plan(model, way, "merge")

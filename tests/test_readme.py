@@ -33,7 +33,7 @@ def test_links_lead_somewhere() -> None:
 def test_commands_name_real_options(capsys: pytest.CaptureFixture[str]) -> None:
     text = "\n".join(code("bash")).replace("\\\n", " ")
     commands = [shlex.split(line, comments=True) for line in text.splitlines() if line.startswith("patchslim ")]
-    assert {words[1] for words in commands} >= {"inspect", "slim", "eval", "bench"}
+    assert {words[1] for words in commands} >= {"inspect", "slim", "finetune", "eval", "bench"}
     for words in commands:
         app([words[1], "--help"], standalone_mode=False)
         shown = capsys.readouterr().out
@@ -49,14 +49,15 @@ def test_make_targets_exist() -> None:
 def test_python_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The README's own code, on a small model and the digits."""
     blocks = code("python")
-    assert len(blocks) == 3
+    assert len(blocks) == 4
     model = timm.create_model("digits_vit", pretrained=True).eval()
     monkeypatch.setattr(timm, "create_model", lambda *args, **kwargs: model)
     monkeypatch.chdir(tmp_path)
     small = "SearchConfig(tune_epochs=0, "
     scope: dict[str, object] = {}
     for block in blocks:
-        exec(block.replace("my_images/", "digits").replace("=256", "=16").replace("SearchConfig(", small), scope)
+        block = block.replace("my_images/", "digits").replace("=256", "=16").replace("epochs=10", "epochs=1")
+        exec(block.replace("SearchConfig(", small), scope)
     assert isinstance(scope["tokens"], list)
     slim = scope["slim"]
     assert isinstance(slim, torch.nn.Module)

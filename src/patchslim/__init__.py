@@ -7,12 +7,14 @@ from patchslim.errors import (
     DataError,
     PatchslimError,
     PlanError,
+    RecoverError,
     RunError,
     UnsupportedModel,
 )
 from patchslim.hosts import HostInfo, inspect
 from patchslim.macs import count_macs
 from patchslim.plan import SlimPlan
+from patchslim.recover import RecoverConfig, finetune
 from patchslim.search import SearchConfig, search
 from patchslim.slim import apply, full_plan, load, masked_logits, save
 from patchslim.version import __version__
@@ -26,6 +28,8 @@ __all__ = [
     "HostInfo",
     "PatchslimError",
     "PlanError",
+    "RecoverConfig",
+    "RecoverError",
     "RunError",
     "SearchConfig",
     "SlimPlan",
@@ -33,6 +37,7 @@ __all__ = [
     "__version__",
     "apply",
     "count_macs",
+    "finetune",
     "full_plan",
     "inspect",
     "load",

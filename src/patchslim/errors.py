@@ -29,6 +29,10 @@ class BudgetError(PatchslimError):
     """The tolerance or MAC ratio can't be met; the message says what can."""
 
 
+class RecoverError(PatchslimError):
+    """The recovery can't be done as asked."""
+
+
 class PatchslimWarning(UserWarning):
     """Something a user should know, said once; nothing is wrong."""
 

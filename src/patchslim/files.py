@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 import os
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from patchslim.errors import PatchslimError
+from patchslim.errors import PatchslimError, RunError
 
 
 @contextmanager
@@ -60,3 +60,18 @@ def read_json(path: Path, error: Callable[[str], PatchslimError], what: str) -> 
     if not isinstance(data, dict):
         raise error(f"The {what} {path} is not a JSON object.")
     return data
+
+
+def check_same(before: Mapping[str, Any], now: Mapping[str, Any], what: str, advice: str) -> None:
+    """Raise RunError when something was started with other settings, weights or images than those it goes on with."""
+    for name, value in now.items():
+        if before.get(name) != value:
+            raise RunError(f"{what} was started with other {name} ({_difference(before.get(name), value)}); {advice}.")
+
+
+def _difference(before: Any, now: Any) -> str:
+    """The first thing two settings differ in."""
+    if isinstance(before, dict) and isinstance(now, dict):
+        name = next(key for key in {**now, **before} if before.get(key) != now.get(key))
+        return f"{name} {_difference(before.get(name), now.get(name))}"
+    return f"{before}, now {now}"

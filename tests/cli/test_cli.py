@@ -1,58 +1,19 @@
 """The command line from a user's side: results on standard output, one sentence and exit code 2 on mistakes."""
 
 import json
-import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import timm
 import torch
-from PIL import Image
 from safetensors.torch import save_file
 
 import patchslim as ps
-from patchslim.cli.main import main
+from commands import Run, image_folder, refused
 
-Run = Callable[..., tuple[int, str, str]]
 DIGITS = ("digits_vit", "--pretrained", "--data", "digits", "--images", "48", "--batch-size", "16", "--device", "cpu")
 QUICK = ("--target-macs", "0.5", "--step", "8", "--tune-epochs", "0")
-
-
-@pytest.fixture
-def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Run:
-    """Call the command line in an empty folder; returns exit code, standard output and standard error."""
-    monkeypatch.chdir(tmp_path)
-
-    def call(*words: str) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["patchslim", *words])
-        with pytest.raises(SystemExit) as exited:
-            main()
-        captured = capsys.readouterr()
-        code = exited.value.code
-        return code if isinstance(code, int) else 0, captured.out, captured.err
-
-    return call
-
-
-def refused(result: tuple[int, str, str], words: str) -> None:
-    """Check for exit code 2, nothing on standard output, and one clear line at the end."""
-    code, out, err = result
-    assert code == 2, err
-    assert out == ""
-    last = err.strip().splitlines()[-1]
-    assert last.startswith("patchslim: ")
-    assert words in last, last
-    assert "Traceback" not in err
-
-
-def image_folder(path: Path, count: int = 3) -> Path:
-    """A flat folder of small pictures."""
-    path.mkdir(parents=True)
-    for i in range(count):
-        Image.new("RGB", (40, 30), (i * 40, 99, 10)).save(path / f"{i}.png")
-    return path
 
 
 def test_slim_eval_bench(run: Run, tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import typer
 
-from patchslim.cli import bench, demo, evaluate, inspect, slim
+from patchslim.cli import bench, demo, evaluate, finetune, inspect, slim
 from patchslim.errors import PatchslimError, PatchslimWarning
 from patchslim.version import __version__
 
@@ -25,6 +25,7 @@ app = typer.Typer(
 app.command("demo")(demo.demo)
 app.command("inspect")(inspect.inspect_model)
 app.command("slim")(slim.slim)
+app.command("finetune")(finetune.finetune)
 app.command("eval")(evaluate.evaluate_model)
 app.command("bench")(bench.bench)
 
@@ -53,7 +54,7 @@ def main() -> None:
     except PatchslimError as error:
         stop(str(error))
     except (KeyboardInterrupt, typer.Abort):
-        stop("Interrupted; `patchslim slim` goes on where it was with the same command and --resume.")
+        stop("Interrupted; `slim` and `finetune` go on where they were with the same command and --resume.")
     except OSError as error:
         where = f": {error.filename}" if error.filename else ""
         stop(f"A file can't be read or written ({error.strerror or error}{where}); check the path and the space left.")

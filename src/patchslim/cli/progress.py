@@ -1,4 +1,4 @@
-"""A search as seen on a terminal."""
+"""A search and a recovery as seen on a terminal."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from patchslim.cli.common import console
 from patchslim.hosts import HostInfo
@@ -32,6 +32,42 @@ def show_search(info: HostInfo) -> Iterator[Listener]:
             progress.update(task, description=description, completed=done)
             if now is not None:
                 progress.update(task, now=now)
+
+        yield listen
+
+
+STAGES = {"blocks": "block by block", "distillation": "distilling", "supervised": "with labels"}
+
+
+@contextmanager
+def show_recovery() -> Iterator[Listener]:
+    """A listener that moves a bar, step by step through a stage, with the time that is left of it."""
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TextColumn("{task.fields[now]}"),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=console, transient=True) as progress:
+        task = progress.add_task("recovering", total=None, now="measuring")
+        stage = ""
+
+        def listen(event: Mapping[str, Any]) -> None:
+            nonlocal stage
+            kind = event["event"]
+            if kind == "step":
+                if event["stage"] != stage:  # a clock of its own for every stage
+                    stage = event["stage"]
+                    progress.reset(task, total=event["total"], description=STAGES[stage], now="")
+                progress.update(task, completed=event["done"])
+            elif kind == "epoch":
+                words = f"epoch {event['epoch']}: held-out loss {event['held_out']:.4g}, best {event['best']:.4g}"
+                progress.update(task, now=words)
+            elif kind == "reconstructed":
+                progress.update(task, now=f"block {event['block']}: error {event['after']:.3g}")
+            elif kind == "skipped":
+                console.print(f"Block-wise reconstruction is left out: {event['reason']}.")
 
         yield listen
 

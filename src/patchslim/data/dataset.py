@@ -33,12 +33,11 @@ class Batch(NamedTuple):
 
 
 class ItemDataset(Dataset[Reading]):
-    """Reads items by index; `image_size` (H, W) is what every image must have after the transform."""
+    """Reads items by index."""
 
-    def __init__(self, items: Sequence[Item], transform: Transform, image_size: tuple[int, int]) -> None:
+    def __init__(self, items: Sequence[Item], transform: Transform) -> None:
         self.items = items
         self.transform = transform
-        self.image_size = image_size
 
     def __len__(self) -> int:
         return len(self.items)
@@ -46,15 +45,16 @@ class ItemDataset(Dataset[Reading]):
     def __getitem__(self, index: int) -> Reading:
         return read_item(self.items[index], self.transform)
 
-    def collate(self, readings: list[Reading]) -> Batch:
-        """Stack what could be read; done in the worker, so that one tensor travels instead of many."""
-        good = [(r.image, r.label, r.name) for r in readings if r.image is not None]
-        bad = [(r.name, r.reason) for r in readings if r.image is None]
-        labels = torch.tensor([label for _, label, _ in good], dtype=torch.int64)
-        for image, _, name in good:
-            if tuple(image.shape[-2:]) != self.image_size:
-                return Batch(None, labels, bad, f"{name} is {_size(image.shape[-2:])}")
-        return Batch(torch.stack([image for image, _, _ in good]) if good else None, labels, bad, "")
+
+def collate(readings: list[Reading], image_size: tuple[int, int]) -> Batch:
+    """Stack what could be read and is (H, W) after the transform; in the worker, so that one tensor travels."""
+    good = [(r.image, r.label, r.name) for r in readings if r.image is not None]
+    bad = [(r.name, r.reason) for r in readings if r.image is None]
+    labels = torch.tensor([label for _, label, _ in good], dtype=torch.int64)
+    for image, _, name in good:
+        if tuple(image.shape[-2:]) != image_size:
+            return Batch(None, labels, bad, f"{name} is {_size(image.shape[-2:])}")
+    return Batch(torch.stack([image for image, _, _ in good]) if good else None, labels, bad, "")
 
 
 def read_item(item: Item, transform: Transform) -> Reading:

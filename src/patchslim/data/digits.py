@@ -23,7 +23,7 @@ def list_digits(split: Split) -> Listing:
     values, labels = _load()
     held_out = held_out_indices(labels)
     chosen = [i for i in range(len(labels)) if (i in held_out) == (split == "test")]
-    return Listing(tuple(_item(i, values[i], int(labels[i])) for i in chosen))
+    return Listing(tuple(_item(i, values[i], int(labels[i])) for i in chosen), mirrors=False)
 
 
 def held_out_indices(labels: NDArray[np.int64]) -> set[int]:

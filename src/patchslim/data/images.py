@@ -1,44 +1,20 @@
 """The images of a source, read in the same order every time."""
 
+import hashlib
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, Dataset
 
-from patchslim.data.dataset import Batch, ItemDataset, read_item
+from patchslim.data.dataset import Batch, ItemDataset, Reading, collate, read_item
 from patchslim.data.items import Item
+from patchslim.data.tally import Tally
 from patchslim.data.transform import Transform, transform_for
+from patchslim.data.views import Order, ViewDataset
 from patchslim.errors import DataError
-
-
-@dataclass
-class _Tally:
-    """Counts the good and bad images of one pass and ends it when too many are bad."""
-
-    name: str
-    total: int
-    good: int = 0
-    bad: list[tuple[str, str]] = field(default_factory=list)
-
-    def add(self, good: int, bad: Sequence[tuple[str, str]]) -> None:
-        self.good += good
-        self.bad += bad
-        if len(self.bad) > max(5, self.total / 10):
-            raise DataError(
-                f"{len(self.bad)} of the first {self.good + len(self.bad)} images (of {self.total}) "
-                f"in {self.name} can't be read, {self._first()}; remove or repair the bad ones."
-            )
-
-    def nothing_read(self) -> DataError:
-        return DataError(
-            f"None of the {self.total} images in {self.name} can be read, {self._first()}; give other images."
-        )
-
-    def _first(self) -> str:
-        name, reason = self.bad[0]
-        return f"the first being {name} ({reason})"
 
 
 class Images:
@@ -47,7 +23,7 @@ class Images:
     `name` is the source as given, `labelled` says whether any image has a label, `classes` is the number of
     class folders (None if there are none). `fingerprint` hashes names, sizes, labels and the chosen sample,
     but not where the folder lies. `image_size` is (H, W) of every image in a batch. `skipped` is the number
-    of bad images in the latest pass.
+    of bad images in the latest pass. `mirrors` says whether an image's mirror image shows the same thing.
     """
 
     def __init__(
@@ -59,9 +35,11 @@ class Images:
         fingerprint: str,
         classes: int | None = None,
         workers: int = 0,
+        mirrors: bool = True,
     ) -> None:
         self.name = name
         self.classes = classes
+        self.mirrors = mirrors
         self.fingerprint = fingerprint
         self.labelled = any(item.label >= 0 for item in items)
         self.skipped = 0
@@ -73,6 +51,34 @@ class Images:
     def __len__(self) -> int:
         """Count the images that a pass tries to read, bad ones included."""
         return len(self._items)
+
+    @property
+    def labels(self) -> list[int]:
+        """The label of every image, -1 where unknown."""
+        return [item.label for item in self._items]
+
+    def subset(self, indices: Sequence[int]) -> "Images":
+        """Some of the images, as a source of their own."""
+        chosen = hashlib.sha256(f"{self.fingerprint} {list(indices)}".encode("ascii"))
+        return Images(
+            self.name,
+            [self._items[index] for index in indices],
+            self._transform,
+            fingerprint=chosen.hexdigest(),
+            classes=self.classes,
+            workers=self._workers,
+            mirrors=self.mirrors,
+        )
+
+    def views(self, transform: Transform, order: Order) -> Iterator[tuple[Tensor, Tensor]]:
+        """Training views in a seeded order: one batch for each of the order's, smaller where images are bad."""
+        tally = Tally(self.name, order.batch_size * len(order))
+        dataset = ViewDataset(self._items, transform, order.seed)
+        pinned = torch.cuda.is_available()  # a GPU would wait for other memory
+        for batch in self._loader(dataset, batch_sampler=order, pin_memory=pinned):
+            tally.add(len(batch.labels), batch.bad)
+            self.skipped = len(set(tally.bad))
+            yield torch.empty(0) if batch.images is None else batch.images, batch.labels
 
     def batches(self, batch_size: int) -> Iterator[tuple[Tensor, Tensor]]:
         """Go through all images once: (B, C, H, W) float32 images and (B,) int64 labels, -1 where unknown.
@@ -105,8 +111,9 @@ class Images:
 
     def _pass(self, batch_size: int) -> Iterator[tuple[Tensor, Tensor]]:
         self.skipped = 0
-        tally = _Tally(self.name, len(self))
-        for batch in self._loader(batch_size):
+        tally = Tally(self.name, len(self))
+        dataset = ItemDataset(self._items, self._transform)
+        for batch in self._loader(dataset, batch_size=batch_size):
             self.skipped += len(batch.bad)
             tally.add(len(batch.labels), batch.bad)
             if batch.mismatch:
@@ -116,22 +123,21 @@ class Images:
         if tally.good == 0:
             raise tally.nothing_read()
 
-    def _loader(self, batch_size: int) -> Iterable[Batch]:
-        dataset = ItemDataset(self._items, self._transform, self.image_size)
+    def _loader(self, dataset: Dataset[Reading], **settings: Any) -> Iterable[Batch]:
         loader: Iterable[Batch] = DataLoader(
             dataset,
-            batch_size=batch_size,
             num_workers=self._workers,
-            collate_fn=dataset.collate,
+            collate_fn=partial(collate, image_size=self.image_size),
             # Its own generator: a loader draws from the global one at every pass, which would change the
             # random numbers of whoever reads images.
             generator=torch.Generator(),
+            **settings,
         )
         return loader
 
     def _own_size(self) -> tuple[int, int]:
         """Find the size (H, W) of the first image that can be read, for images that keep their own."""
-        tally = _Tally(self.name, len(self))
+        tally = Tally(self.name, len(self))
         for item in self._items:
             reading = read_item(item, self._transform)
             if reading.image is not None:

@@ -37,10 +37,14 @@ class Item:
 
 @dataclass(frozen=True, slots=True)
 class Listing:
-    """All images of a source in their own sorted order, and the number of class folders if it has any."""
+    """All images of a source in their own sorted order, and the number of class folders if it has any.
+
+    `mirrors` says whether an image's mirror image shows the same thing; that of a digit does not.
+    """
 
     items: tuple[Item, ...]
     classes: int | None = None
+    mirrors: bool = True
 
 
 def is_image_name(name: str) -> bool:

@@ -42,4 +42,5 @@ def open_images(
         fingerprint=fingerprint(listing.items, chosen),
         classes=listing.classes,
         workers=workers,
+        mirrors=listing.mirrors,
     )

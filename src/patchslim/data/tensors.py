@@ -1,13 +1,15 @@
 """Images that are in memory already, as a tensor."""
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import cached_property
 
 import torch
 from torch import Tensor
 
 from patchslim.data.protocol import ImageSource
+from patchslim.data.transform import Transform
+from patchslim.data.views import Order
 from patchslim.errors import DataError
 
 
@@ -18,6 +20,7 @@ class TensorImages:
         self.name = "tensor"
         self.classes: int | None = None
         self.skipped = 0
+        self.mirrors = False  # nobody knows what they show
         self.labelled = bool((labels >= 0).any())
         self.image_size: tuple[int, int] = (images.shape[2], images.shape[3])
         self._images = images
@@ -33,6 +36,21 @@ class TensorImages:
         for tensor in (self._images, self._labels):
             digest.update(tensor.cpu().contiguous().numpy().data)
         return digest.hexdigest()
+
+    @property
+    def labels(self) -> list[int]:
+        """The label of every image, -1 where unknown."""
+        return self._labels.tolist()
+
+    def subset(self, indices: Sequence[int]) -> "TensorImages":
+        """Some of the images, as a source of their own."""
+        return TensorImages(self._images[list(indices)], self._labels[list(indices)])
+
+    def views(self, transform: Transform, order: Order) -> Iterator[tuple[Tensor, Tensor]]:
+        """The images as they are in a seeded order; the transform is for pictures and has no part in this."""
+        for places in order:
+            chosen = [image for _, image in places]
+            yield self._images[chosen], self._labels[chosen]
 
     def batches(self, batch_size: int) -> Iterator[tuple[Tensor, Tensor]]:
         """Go through all images once: (B, C, H, W) float32 images and (B,) int64 labels, -1 where unknown."""

@@ -1,7 +1,7 @@
 """From a picture to the tensor a model expects, with timm's own evaluation transform."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -46,6 +46,35 @@ def transform_for(model: nn.Module | None) -> Transform:
     function = _timm_data().create_transform(**config, is_training=False)
     mode = "L" if len(config["mean"]) == 1 else "RGB"
     return Transform(function, mode, (int(height), int(width)), config["mean"], config["std"])
+
+
+@dataclass(frozen=True)
+class Style:
+    """How a training view differs from the picture. What is off by default belongs to supervised training."""
+
+    crop_scale: float = 0.35  # smallest share of the picture that a crop shows
+    flip: bool = True
+    rand_augment: str | None = None  # timm's words for it
+    erase: float = 0.0  # how often a rectangle is erased
+
+
+def training_transform_for(model: nn.Module, style: Style) -> Transform:
+    """Make the transform that gives random views of a picture, with timm's crop and the model's own normalisation."""
+    usual, config = transform_for(model), data_config(model)
+    function = _timm_data().create_transform(
+        config["input_size"],
+        is_training=True,
+        scale=(style.crop_scale, 1.0),
+        hflip=0.5 if style.flip else 0.0,
+        color_jitter=0.0,
+        auto_augment=style.rand_augment,
+        interpolation=config["interpolation"],
+        mean=config["mean"],
+        std=config["std"],
+        re_prob=style.erase,
+        re_mode="pixel",
+    )
+    return replace(usual, function=function)
 
 
 def data_config(model: nn.Module) -> dict[str, Any]:

@@ -1,6 +1,6 @@
 """Host families. `open_host` finds the one a model belongs to, or says why there is none."""
 
 from patchslim.hosts.base import BlockShape, Host, HostInfo, Readout
-from patchslim.hosts.find import inspect, open_host, rebuild_host
+from patchslim.hosts.find import inspect, open_host, open_slim, rebuild_host
 
-__all__ = ["BlockShape", "Host", "HostInfo", "Readout", "inspect", "open_host", "rebuild_host"]
+__all__ = ["BlockShape", "Host", "HostInfo", "Readout", "inspect", "open_host", "open_slim", "rebuild_host"]

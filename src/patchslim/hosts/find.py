@@ -18,6 +18,11 @@ def open_host(model: nn.Module) -> Host:
     return TimmViT(model)
 
 
+def open_slim(model: nn.Module, info: HostInfo) -> Host:
+    """A slim model seen as the host it was made from: the same embedding and head around other blocks."""
+    return TimmViT.around(model, info)
+
+
 def inspect(model: nn.Module) -> HostInfo:
     """Depth, width, heads, prefix tokens, patches and readout; UnsupportedModel says why not."""
     return open_host(model).info

@@ -26,6 +26,13 @@ class TimmViT:
         self.info = _info(model)
         self.math: BlockMath = timm_block.TimmBlockMath()
 
+    @classmethod
+    def around(cls, model: nn.Module, info: HostInfo) -> TimmViT:
+        """A model whose blocks have been replaced, seen the same way: nothing is checked."""
+        host = cls.__new__(cls)
+        host.model, host.info, host.math = model, info, timm_block.TimmBlockMath()
+        return host
+
     @property
     def blocks(self) -> Sequence[nn.Module]:
         """The transformer blocks, first to last."""

@@ -9,7 +9,7 @@ from typing import Any
 
 import timm
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from patchslim.data.transform import transform_for
 from patchslim.errors import RunError
@@ -19,12 +19,14 @@ from patchslim.hosts.weights import load_weights_, read_weights, write_weights
 from patchslim.plan import SlimPlan
 from patchslim.slim.assemble import apply, is_slim
 from patchslim.slim.model import SlimModel
-from patchslim.slim.predictor import predictor_weights
+from patchslim.slim.predictor import is_predictor_key, predictor_weights
 from patchslim.version import __version__
 
 CONFIG, PLAN, WEIGHTS, METRICS = "config.json", "plan.json", "model.safetensors", "metrics.json"
 PREDICTOR_WEIGHTS = "predictor.safetensors"  # of a run that predicts: not the host's, so not in its file
+HOST_WEIGHTS = "host.safetensors"  # the original network's, once those of the run are others: the teacher
 SEARCH = "search"  # a search's memory; gone once the run is whole
+RECOVERY = "recovery"  # a recovery's memory; gone once its result is in the run
 RUN_VERSION = 1
 
 
@@ -68,9 +70,8 @@ def write_run(slim: Any, folder: Path, config: Mapping[str, Any], metrics: Mappi
         )
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        weights = slim.state_dict()
-        predictor = predictor_weights(weights)
-        write_weights(folder / WEIGHTS, {name: weights[name] for name in weights if name not in predictor})
+        predictor = predictor_weights(slim.state_dict())
+        write_weights(folder / WEIGHTS, host_weights(slim))
         if predictor:
             write_weights(folder / PREDICTOR_WEIGHTS, predictor)
         head = {"format": "patchslim run", "version": RUN_VERSION, "host": slim.host_spec}
@@ -79,6 +80,11 @@ def write_run(slim: Any, folder: Path, config: Mapping[str, Any], metrics: Mappi
         slim.plan.save(folder / PLAN)
     except OSError as error:
         raise RunError(f"The run can't be written to {folder}: {error.strerror or error}.") from None
+
+
+def host_weights(slim: nn.Module) -> dict[str, Tensor]:
+    """A slim model's weights that have a place in its host: all but G's."""
+    return {name: tensor for name, tensor in slim.state_dict().items() if not is_predictor_key(name)}
 
 
 def read_config(folder: Path) -> dict[str, Any]:

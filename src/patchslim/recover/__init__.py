@@ -1,0 +1,7 @@
+"""Recovery: a slim model gets its accuracy back from the network it was made from."""
+
+from patchslim.recover.config import RecoverConfig
+from patchslim.recover.run import finetune, recover
+from patchslim.recover.stages import Recovered
+
+__all__ = ["RecoverConfig", "Recovered", "finetune", "recover"]

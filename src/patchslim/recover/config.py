@@ -1,0 +1,98 @@
+"""The settings of a recovery."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, dataclass
+from typing import Any, Literal, get_args
+
+import torch
+
+from patchslim.errors import RecoverError
+
+Amp = Literal["auto", "bf16", "off"]
+
+
+@dataclass(frozen=True)
+class RecoverConfig:
+    """How a slim model gets its accuracy back. By default no labels are used.
+
+    Three stages, each of which can be left out with 0 epochs: block by block on cached features; distillation from the
+    original network; the DeiT recipe with labels.
+    """
+
+    epochs: int = 30  # of distillation
+    block_epochs: int = 2  # of block-wise reconstruction
+    supervised_epochs: int = 0
+    learning_rate: float = 1e-4  # of distillation and supervised training, at its peak
+    block_learning_rate: float = 5e-5
+    weight_decay: float = 0.01
+    warmup: float = 0.1  # share of the steps in which the learning rate rises
+    batch_size: int = 128
+    block_batch_size: int = 32
+    block_images: int = 4096  # at most so many are used block by block: each block goes through them anew
+    held_out: float = 0.1  # share of the images that decides when to stop; at most 512 images
+    patience: int = 8  # epochs without a better loss on held-out images
+    clip: float = 1.0  # bound on the gradient's norm
+    temperature: float = 1.0  # of the distilled probabilities
+    feature_weight: float = 1.0  # of the relative error of what the head reads
+    patch_weight: float = 0.0  # of the relative error of the deepest patches
+    layer_decay: float = 1.0  # factor on the learning rate from each block to the one before
+    drop_path: float = 0.1  # stochastic depth, here and below of supervised training
+    mixup: float = 0.8
+    cutmix: float = 1.0
+    smoothing: float = 0.1
+    rand_augment: str = "rand-m9-mstd0.5-inc1"  # timm's words; empty for none
+    erase: float = 0.25  # random erasing
+    distill_weight: float = 0.0  # of the distillation loss beside the labels
+    ema: float = 0.999  # decay of the moving average of weights, warmed up; 0 for none
+    crop_scale: float = 0.35  # smallest share of the picture that a training view shows
+    amp: Amp = "auto"  # bf16 on a GPU
+    cache_gib: float = 4.0  # bound on features cached block by block; past it they are computed again
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.amp not in get_args(Amp):
+            raise RecoverError(f"There is no amp {self.amp!r}; choose one of {', '.join(get_args(Amp))}.")
+        for name, low in _LEAST.items():
+            if not low <= getattr(self, name) < math.inf:
+                raise RecoverError(f"{name} has to be a number from {low} on, not {getattr(self, name)}.")
+        for name in ("learning_rate", "block_learning_rate", "temperature", "clip"):
+            if not 0 < getattr(self, name) < math.inf:
+                raise RecoverError(f"{name} has to be a number above 0, not {getattr(self, name)}.")
+        for name in ("warmup", "held_out", "drop_path", "smoothing", "erase", "ema"):
+            if not 0 <= getattr(self, name) < 1:
+                raise RecoverError(f"{name} has to be a share from 0 to below 1, not {getattr(self, name)}.")
+        for name in ("crop_scale", "layer_decay"):
+            if not 0 < getattr(self, name) <= 1:
+                raise RecoverError(f"{name} has to be above 0 and at most 1, not {getattr(self, name)}.")
+        if not (self.epochs or self.block_epochs or self.supervised_epochs):
+            raise RecoverError("With 0 epochs of everything there is nothing to do; give some.")
+
+    def autocast(self, device: torch.device) -> torch.autocast:
+        """Where the forward passes run: in bf16 on a GPU, unless said otherwise."""
+        half = self.amp == "bf16" or (self.amp == "auto" and device.type == "cuda")
+        return torch.autocast(device.type, dtype=torch.bfloat16, enabled=half)
+
+    def as_dict(self) -> dict[str, Any]:
+        """The settings as JSON-able values."""
+        return asdict(self)
+
+
+_LEAST: dict[str, float] = {
+    "epochs": 0,
+    "block_epochs": 0,
+    "supervised_epochs": 0,
+    "batch_size": 1,
+    "block_batch_size": 1,
+    "block_images": 1,
+    "patience": 1,
+    "weight_decay": 0,
+    "feature_weight": 0,
+    "patch_weight": 0,
+    "distill_weight": 0,
+    "mixup": 0,
+    "cutmix": 0,
+    "cache_gib": 0,
+    "seed": 0,
+}

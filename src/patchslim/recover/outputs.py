@@ -1,0 +1,52 @@
+"""One run of a network for training: logits, what the head reads, and the tokens of one block."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+from torch import Tensor
+
+from patchslim.hosts import Host, open_slim
+from patchslim.recover.rows import State
+from patchslim.slim.model import SlimModel, watching
+from patchslim.slim.predictor import is_predictor_key
+
+
+def open_student(slim: SlimModel) -> Host:
+    """A copy that learns, all but its predictors: the plan holds their fingerprint."""
+    model = copy.deepcopy(slim).eval()
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_(not is_predictor_key(name))
+    return open_slim(model, slim.host_info)
+
+
+class Outputs(NamedTuple):
+    """What a network gives: logits (B, classes), features (B, d), and the output of the block asked for."""
+
+    logits: Tensor
+    features: Tensor
+    inner: Any = None  # State of a slim model, Z_l of a host
+
+
+def outputs(host: Host, images: Tensor, layer: int | None = None) -> Outputs:
+    """Run a network, slim or not, and keep the output of block `layer`."""
+    x: Any = host.embed(images)
+    inner: State | None = None
+    for number, block in enumerate(host.blocks, start=1):
+        x = block(x)
+        if number == layer:
+            inner = x
+    return Outputs(host.logits(x), host.features(x), inner)
+
+
+@contextmanager
+def tracking(host: Host, wanted: bool = True) -> Iterator[None]:
+    """Have a slim model's tokens know which input patches they stand for."""
+    if not wanted:
+        yield
+        return
+    with watching(host.model, lambda tokens: None):
+        yield

@@ -1,0 +1,148 @@
+"""The one training loop: distillation and supervised training differ only in their loss and their views."""
+
+from __future__ import annotations
+
+import math
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any, Protocol
+
+import torch
+from timm.layers import DropPath
+from torch import Tensor, nn
+
+from patchslim.data.transform import Transform
+from patchslim.data.views import Order, mix, seeded
+from patchslim.errors import PatchslimWarning
+from patchslim.hosts import Host
+from patchslim.recover.config import RecoverConfig
+from patchslim.recover.course import Course
+from patchslim.recover.parts import Parts
+from patchslim.search.topdown import Listener
+
+LOOK = 50  # steps between two looks at the loss: each makes the host wait for the device
+
+
+class Objective(Protocol):
+    """What a training minimises."""
+
+    name: str
+
+    def loss(self, student: Host, images: Tensor, labels: Tensor) -> Tensor:
+        """Of a batch of training views, on their device: ()."""
+
+    def held_out_loss(self, student: Host, images: Tensor, labels: Tensor) -> Tensor:
+        """Of a batch of held-out images: ()."""
+
+
+class Training:
+    """One stage's way through the images."""
+
+    def __init__(
+        self,
+        student: Host,
+        objective: Objective,
+        parts: Parts,
+        transform: Transform,
+        config: RecoverConfig,
+        epochs: int,
+        listen: Listener,
+    ) -> None:
+        self.student, self.objective, self.parts, self.config = student, objective, parts, config
+        self.transform, self.epochs, self.listen = transform, epochs, listen
+        self.device = next(student.model.parameters()).device
+        self.stage = sum(objective.name.encode())  # stages draw different random numbers
+        self.order = self._order(0)
+        self.course = Course(student, config, epochs, self.order.steps)
+
+    def _order(self, first: int) -> Order:
+        count = len(self.parts.training)
+        seed = mix(self.config.seed, self.stage)
+        return Order(count, min(self.config.batch_size, count), self.epochs, seed, first)
+
+    def run_(self, save: Callable[[Course], None]) -> dict[str, Any]:
+        """Train to the end, or until held-out images stop it, and leave the best weights seen in the student."""
+        course, stopped = self.course, "finished"
+        if course.best_loss == math.inf:
+            course.best_loss = course.start_loss = self.held_out_loss(self.student)
+        batches = self.parts.training.views(self.transform, self._order(course.epoch))
+        while course.epoch < self.epochs:
+            if course.since >= self.config.patience:
+                stopped = "patience"
+                break
+            if not self._epoch_(batches):
+                stopped = "diverged"
+                break
+            save(course)
+        self.student.model.load_state_dict(course.best)
+        if stopped == "diverged":
+            warnings.warn(_diverged(self.objective.name, course.best_epoch), PatchslimWarning, stacklevel=2)
+        result = {"stage": self.objective.name, "epochs": course.epoch, "best_epoch": course.best_epoch}
+        result |= {"before": course.start_loss, "after": course.best_loss, "stopped": stopped}
+        self.listen({"event": "diverged" if stopped == "diverged" else "trained"} | result)
+        return result
+
+    def _epoch_(self, batches: Iterator[tuple[Tensor, Tensor]]) -> bool:
+        """One epoch and its judgement; False where the loss is not finite any more."""
+        course, start = self.course, time.monotonic()
+        with seeded(self.config.seed, self.stage, course.epoch, device=self.device):
+            loss = self._steps_(batches)
+        held_out = self.held_out_loss(course.judged) if math.isfinite(loss) else math.nan
+        if not math.isfinite(held_out):
+            return False
+        course.epoch += 1
+        course.judge(held_out)
+        event = {"event": "epoch", "stage": self.objective.name, "epoch": course.epoch, "epochs": self.epochs}
+        numbers = {"loss": loss, "held_out": held_out, "best": course.best_loss, "best_epoch": course.best_epoch}
+        self.listen(event | numbers | {"epoch_seconds": round(time.monotonic() - start, 2)})
+        return True
+
+    def _steps_(self, batches: Iterator[tuple[Tensor, Tensor]]) -> float:
+        """The mean loss of an epoch; NaN as soon as it is not finite."""
+        course, total, count = self.course, torch.zeros((), device=self.device), 0
+        _drop_paths(self.student.model, True)
+        for number in range(self.order.steps):
+            images, labels = next(batches)
+            course.next_step()
+            if len(labels):
+                total, count = total + self._step_(images, labels), count + 1
+            if number % LOOK == LOOK - 1 and not bool(total.isfinite()):
+                break
+            self.listen({"event": "step", "stage": self.objective.name, "done": course.step, "total": course.total})
+        _drop_paths(self.student.model, False)
+        return float(total) / max(1, count)
+
+    def _step_(self, images: Tensor, labels: Tensor) -> Tensor:
+        images, labels = (tensor.to(self.device, non_blocking=True) for tensor in (images, labels))
+        with self.config.autocast(self.device):
+            loss = self.objective.loss(self.student, images, labels)
+        self.course.optimizer.zero_grad()
+        loss.backward()
+        nn.utils.clip_grad_norm_(self.student.model.parameters(), self.config.clip)
+        self.course.optimizer.step()
+        if self.course.average is not None:
+            self.course.average.update(self.student.model, self.course.step)
+        return loss.detach()
+
+    @torch.no_grad()
+    def held_out_loss(self, student: Host) -> float:
+        """The mean over the held-out images, as the model sees them."""
+        total, count = torch.zeros((), dtype=torch.float64, device=self.device), 0
+        for images, labels in self.parts.held_out_batches():
+            with self.config.autocast(self.device):
+                loss = self.objective.held_out_loss(student, images.to(self.device), labels.to(self.device))
+            total, count = total + loss.double() * len(images), count + len(images)
+        return float(total) / max(1, count)
+
+
+def _drop_paths(model: nn.Module, on: bool) -> None:
+    """Stochastic depth and nothing else is on while training: other dropout belonged to the host's own training."""
+    for module in model.modules():
+        if isinstance(module, DropPath):
+            module.train(on)
+
+
+def _diverged(stage: str, epoch: int) -> str:
+    weights = f"of epoch {epoch}" if epoch else "it began with"
+    return f"The loss of the {stage} was not finite any more; the weights {weights} are kept. Lower the learning rate."

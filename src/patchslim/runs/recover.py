@@ -1,0 +1,131 @@
+"""Recovering the model of a run folder, in place or in a copy; and going on with a recovery that was interrupted."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from patchslim.data import ImageSource
+from patchslim.errors import RunError
+from patchslim.files import read_json, write_json
+from patchslim.hosts.weights import write_weights
+from patchslim.recover import RecoverConfig, recover
+from patchslim.recover.checkpoint import STATE
+from patchslim.runs.folder import LOG, SOURCE, alone, logged
+from patchslim.runs.request import Request, check_request, finished
+from patchslim.runs.teacher import load_teacher
+from patchslim.search.topdown import Listener
+from patchslim.slim import SlimModel, load
+from patchslim.slim.store import (
+    CONFIG,
+    HOST_WEIGHTS,
+    METRICS,
+    PLAN,
+    PREDICTOR_WEIGHTS,
+    RECOVERY,
+    WEIGHTS,
+    host_weights,
+    versions,
+)
+
+VAL = "val.json"
+Judge = Callable[[SlimModel], dict[str, Any]]
+
+
+def recover_run(
+    request: Request,
+    source: ImageSource,
+    config: RecoverConfig,
+    device: torch.device,
+    listen: Listener = lambda event: None,
+    judge: Judge | None = None,
+) -> dict[str, Any]:
+    """Recover a run and put the result in its place, or into a copy; returns the report.
+
+    The run's files are replaced one by one at the end, each at once, so that it can be loaded at any time. `judge`
+    measures the model before and after, if given.
+    """
+    check_request(request)
+    started = _started(config, source)
+    done = finished(request, started)
+    if done is not None:
+        return done
+    folder, fresh = request.folder, request.copies
+    origin = request.run if fresh else folder
+    slim, teacher = load(origin, device), load_teacher(origin, request.teacher)
+    if fresh:
+        _copy(request.run, folder)
+    (folder / RECOVERY).mkdir(exist_ok=True)
+    with alone(folder, RECOVERY):
+        try:
+            if request.again:
+                _forget(folder)
+            before = _judged(folder / RECOVERY / VAL, slim, judge)
+            log = logged(folder / LOG, listen)
+            found = recover(slim, teacher, source, config, checkpoint=folder / RECOVERY, listen=log)
+            report = {"settings": config.as_dict()} | found.report
+            if judge is not None:
+                report["val"] = {"before": before, "after": judge(found.model)}
+            _put(folder, found.model, teacher, report, started | {SOURCE: source.name})
+            shutil.rmtree(folder / RECOVERY)
+        except BaseException:
+            _leave_nothing(folder, fresh)
+            raise
+    return report
+
+
+def _started(config: RecoverConfig, source: ImageSource) -> dict[str, Any]:
+    images = {"count": len(source), "fingerprint": source.fingerprint}
+    return {"settings": config.as_dict(), "images": images}
+
+
+def _copy(run: Path, folder: Path) -> None:
+    """A run in another folder, the plan last: a folder with a plan is a whole run."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for name in (WEIGHTS, PREDICTOR_WEIGHTS, HOST_WEIGHTS, CONFIG, METRICS, LOG, PLAN):
+            if (run / name).exists():
+                shutil.copyfile(run / name, folder / name)
+    except BaseException:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
+
+
+def _forget(folder: Path) -> None:
+    for path in (folder / RECOVERY).iterdir():
+        if path.name != "lock":
+            path.unlink()
+
+
+def _judged(path: Path, slim: SlimModel, judge: Judge | None) -> dict[str, Any] | None:
+    """What the judge says of the model that a recovery began with, asked only once."""
+    if judge is None:
+        return None
+    if not path.exists():
+        write_json(path, judge(slim))
+    return read_json(path, RunError, "recovery's first measurement")
+
+
+def _put(
+    folder: Path, model: SlimModel, teacher: nn.Module, report: Mapping[str, Any], started: Mapping[str, Any]
+) -> None:
+    """The result in the run's place. If this is interrupted, the recovery's own folder still has it."""
+    if not (folder / HOST_WEIGHTS).exists():
+        write_weights(folder / HOST_WEIGHTS, teacher.state_dict())
+    write_weights(folder / WEIGHTS, host_weights(model))
+    metrics = read_json(folder / METRICS, RunError, "run's metrics")
+    write_json(folder / METRICS, metrics | {RECOVERY: dict(report)})
+    config = read_json(folder / CONFIG, RunError, "run's config")
+    write_json(folder / CONFIG, config | {RECOVERY: dict(started) | {"versions": versions()}})
+
+
+def _leave_nothing(folder: Path, fresh: bool) -> None:
+    """After a failure before anything was learnt: no copy, and no memory of a recovery."""
+    if (folder / RECOVERY / STATE).exists():
+        return
+    shutil.rmtree(folder if fresh else folder / RECOVERY, ignore_errors=True)

@@ -1,0 +1,129 @@
+"""`patchslim finetune` from a user's side."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import timm
+from safetensors.torch import save_file
+
+import patchslim as ps
+from commands import Run, image_folder, refused
+from patchslim.recover.checkpoint import Keeper, Progress
+
+SLIM = (
+    *("slim", "digits_vit", "--pretrained", "--data", "digits", "--images", "32", "--batch-size", "16"),
+    *("--device", "cpu", "--target-macs", "0.4", "--step", "8", "--tune-epochs", "0", "--out", "a"),
+)
+FINETUNE = (
+    *("finetune", "a", "--data", "digits", "--images", "40", "--batch-size", "16", "--device", "cpu"),
+    *("--epochs", "1", "--block-epochs", "1"),
+)
+
+
+def test_finetune_and_eval(run: Run, tmp_path: Path) -> None:
+    assert run(*SLIM)[0] == 0
+    small = ps.load(tmp_path / "a")
+    code, out, err = run(*FINETUNE, "--out", "b", "--val", "digits:test", "--json")
+    assert code == 0, err
+    found = json.loads(out)
+    assert found["run"] == "b"
+    assert found["images"] == 40
+    assert found["held_out_images"] == 4
+    assert found["loss_after"] < found["loss_before"]
+    assert found["stopped"] == "finished"
+    assert {stage["stage"] for stage in found["stages"]} == {"blocks", "distillation"}
+    measured = json.loads(run("eval", "b", "--data", "digits", "--device", "cpu", "--json")[1])
+    assert measured["top1"] == found["top1_after"]
+    assert measured["macs"] == ps.count_macs(small)
+    shown = run(*FINETUNE, "--out", "b", "--val", "digits:test", "--resume")[1]
+    assert f"top-1: {found['top1_before']:.2f} % → {found['top1_after']:.2f} %" in shown
+    assert f"loss {found['loss_before']:.4g} → {found['loss_after']:.4g} on 4 held-out of 40 images" in shown
+
+
+def test_with_labels(run: Run) -> None:
+    run(*SLIM)
+    found = json.loads(run(*FINETUNE, "--supervised-epochs", "1", "--json")[1])
+    assert [stage["stage"] for stage in found["stages"]] == ["blocks", "distillation", "supervised"]
+
+
+def test_mistakes_end_in_one_sentence(run: Run, tmp_path: Path) -> None:
+    run(*SLIM)
+    before = {path.name: path.read_bytes() for path in (tmp_path / "a").iterdir()}
+    image_folder(tmp_path / "flat", 4)
+    (tmp_path / "empty").mkdir()
+    wrong = timm.create_model("digits_vit", pretrained=False, num_classes=3)
+    save_file(wrong.state_dict(), tmp_path / "wrong.safetensors")
+    refused(run("finetune", "nowhere", "--data", "digits"), "There is no run folder at nowhere")
+    refused(run("finetune", "digits_vit", "--data", "digits"), "There is no run folder at digits_vit")
+    refused(run("finetune", "a"), "Missing option '--data'")
+    refused(run("finetune", "a", "--data", "nowhere"), "nowhere doesn't exist")
+    refused(run("finetune", "a", "--data", "empty"), "empty")
+    refused(run("finetune", "a", "--data", "flat", "--supervised-epochs", "1"), "has no labels")
+    refused(run("finetune", "a", "--data", "digits", "--images", "8", "--val", "flat"), "flat has no labels")
+    refused(run("finetune", "a", "--data", "digits", "--learning-rate", "0"), "learning_rate has to be")
+    refused(run("finetune", "a", "--data", "digits", "--held-out", "2"), "held_out has to be")
+    refused(run("finetune", "a", "--data", "digits", "--epochs", "0", "--block-epochs", "0"), "nothing to do")
+    refused(run("finetune", "a", "--data", "digits", "--epochs", "-1"), "--epochs")
+    refused(run("finetune", "a", "--data", "digits", "--teacher", "none.safetensors"), "no checkpoint at none")
+    refused(run("finetune", "a", "--data", "digits", "--teacher", "wrong.safetensors"), "does not fit")
+    refused(run("finetune", "a", "--data", "digits", "--resume", "--again"), "give one of them")
+    assert {path.name: path.read_bytes() for path in (tmp_path / "a").iterdir()} == before
+
+
+def test_flat_pictures_and_random_weights(run: Run, tmp_path: Path) -> None:
+    """Any timm ViT, pictures of any size, no labels."""
+    image_folder(tmp_path / "flat", 6)
+    model = ("slim", "vit_tiny_patch16_224", "--img-size", "32", "--data", "flat", "--select", "matched")
+    code, _, err = run(*model, "--target-macs", "0.8", "--device", "cpu", "--out", "v")
+    assert code == 0, err
+    code, out, err = run(
+        *("finetune", "v", "--data", "flat", "--epochs", "2", "--block-epochs", "0", "--device", "cpu", "--json")
+    )
+    assert code == 0, err
+    assert json.loads(out)["loss_after"] <= json.loads(out)["loss_before"]
+
+
+def test_ctrl_c_is_told_and_resumable(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run(*SLIM)
+    write, left = Keeper.write, [3]
+
+    def interrupted(self: Keeper, progress: Progress) -> None:
+        write(self, progress)
+        left[0] -= 1
+        if not left[0]:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(Keeper, "write", interrupted)
+    refused(run(*FINETUNE), "go on where they were with the same command and --resume")
+    refused(run(*FINETUNE), "a has an interrupted recovery; go on with --resume, or start over with --again")
+    assert run(*FINETUNE, "--resume")[0] == 0
+    assert not (tmp_path / "a" / "recovery").exists()
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="no such signals")
+def test_killed_and_resumed(run: Run, tmp_path: Path) -> None:
+    """`kill -9` in the middle, then --resume: the same weights, byte for byte."""
+    run(*SLIM)
+    command = [sys.executable, "-c", "from patchslim.cli.main import main; main()", *FINETUNE]
+    command[command.index("--epochs") + 1] = "4"
+    one_thread = os.environ | {"OMP_NUM_THREADS": "1"}
+    state = tmp_path / "killed" / "recovery" / "state.json"
+    process = subprocess.Popen([*command, "--out", "killed"], cwd=tmp_path, env=one_thread, stderr=subprocess.DEVNULL)
+    while not (state.exists() and '"distillation",\n  "numbers": {' in state.read_text()):
+        assert process.poll() is None, "the recovery ended before it could be killed"
+        time.sleep(0.005)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    assert ps.load(tmp_path / "killed") is not None
+    for words in (["killed", "--resume"], ["whole"]):
+        assert run(*command[3:], "--out", *words)[0] == 0
+    one, other = (tmp_path / name / "model.safetensors" for name in ("killed", "whole"))
+    assert one.read_bytes() == other.read_bytes()
+    assert one.read_bytes() != (tmp_path / "a" / "model.safetensors").read_bytes()
+    assert not (tmp_path / "killed" / "recovery").exists()

@@ -1,0 +1,27 @@
+"""What tests of the command line share; `conftest.py` has the fixture that runs it."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+from PIL import Image
+
+Run = Callable[..., tuple[int, str, str]]  # words → exit code, standard output, standard error
+
+
+def refused(result: tuple[int, str, str], words: str) -> None:
+    """Check for exit code 2, nothing on standard output, and one clear line at the end."""
+    code, out, err = result
+    assert code == 2, err
+    assert out == ""
+    last = err.strip().splitlines()[-1]
+    assert last.startswith("patchslim: ")
+    assert words in last, last
+    assert "Traceback" not in err
+
+
+def image_folder(path: Path, count: int = 3) -> Path:
+    """A flat folder of small pictures."""
+    path.mkdir(parents=True)
+    for i in range(count):
+        Image.new("RGB", (40, 30), (i * 40, 99, 10)).save(path / f"{i}.png")
+    return path
