@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from patchslim.data import ImageSource, tensor_images
+from patchslim.data.transform import Transform
+from patchslim.data.views import Order
 from patchslim.measure import device_name
 
 
@@ -41,3 +46,44 @@ def head(args: argparse.Namespace, device: torch.device) -> dict[str, Any]:
         "dtype": "float32",
         "calibration_images": args.images,
     }
+
+
+class Remembered:
+    """Training images whose views are read once and kept, as bytes on the device, for all rows that want the same."""
+
+    def __init__(self, source: Any, device: torch.device, memory: dict[Any, Any] | None = None) -> None:
+        self.source, self.device = source, device
+        self.memory: dict[Any, Any] = {} if memory is None else memory
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.source, name)
+
+    def __len__(self) -> int:
+        return len(self.source)
+
+    def subset(self, indices: Sequence[int]) -> Remembered:
+        """Some of the images."""
+        return Remembered(self.source.subset(indices), self.device, self.memory)
+
+    def batches(self, batch_size: int) -> Iterator[tuple[Tensor, Tensor]]:
+        """All images once, as the model sees them."""
+        key = self.source.fingerprint, batch_size
+        if key not in self.memory:
+            self.memory[key] = list(self.source.batches(batch_size))
+        return iter(self.memory[key])
+
+    def views(self, transform: Transform, order: Order) -> Iterator[tuple[Tensor, Tensor]]:
+        """The same batches as the source's: a view depends on seed, epoch and image only, so it can be kept."""
+        mean, std = (
+            torch.tensor(values, device=self.device).view(-1, 1, 1) for values in (transform.mean, transform.std)
+        )
+        for epoch in range(order.first, order.epochs):
+            key = self.source.fingerprint, order.batch_size, order.seed, epoch
+            if key not in self.memory:
+                rest = replace(order, first=epoch, epochs=epoch + 1)
+                self.memory[key] = [
+                    (((images.to(self.device) * std + mean) * 255).round().byte(), labels)
+                    for images, labels in self.source.views(transform, rest)
+                ]
+            for pixels, labels in self.memory[key]:
+                yield (pixels.float() / 255 - mean) / std, labels

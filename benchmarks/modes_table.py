@@ -39,13 +39,15 @@ STATIC = {
     for score in ("impact", "attention", "random", "radial", "uniform")
 }
 MODES: dict[str, dict[str, Any]] = STATIC | {
+    "static drop": {},
     "static merge": {"removed": "merge"},
     "matched drop": {"select": "matched", "removed": "drop"},
     "matched merge": {"select": "matched", "removed": "merge"},
     "predicted drop": {"select": "predicted", "removed": "drop"},
     "predicted drop, threshold": {"select": "predicted", "removed": "drop", "mode": "threshold"},
-    "predicted drop, pool": {"select": "predicted", "removed": "drop", "predictor": "pool"},
+    "predicted drop, pool": {"select": "predicted", "removed": "drop", "score": "impact", "predictor": "pool"},
     "predicted merge": {"select": "predicted", "removed": "merge"},
+    "predicted drop, impact": {"select": "predicted", "removed": "drop", "score": "impact", "predictor": "mlp"},
 }
 
 
