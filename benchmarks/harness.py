@@ -54,9 +54,8 @@ class Remembered:
     def __init__(self, source: Any, device: torch.device, memory: dict[Any, Any] | None = None) -> None:
         self.source, self.device = source, device
         self.memory: dict[Any, Any] = {} if memory is None else memory
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.source, name)
+        for name in ("name", "labelled", "labels", "classes", "fingerprint", "skipped", "image_size", "mirrors"):
+            setattr(self, name, getattr(source, name))
 
     def __len__(self) -> int:
         return len(self.source)
