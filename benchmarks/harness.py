@@ -51,6 +51,15 @@ def head(args: argparse.Namespace, device: torch.device) -> dict[str, Any]:
 class Remembered:
     """Training images whose views are read once and kept, as bytes on the device, for all rows that want the same."""
 
+    name: str
+    labelled: bool
+    labels: list[int]
+    classes: int | None
+    fingerprint: str
+    skipped: int
+    image_size: tuple[int, int]
+    mirrors: bool
+
     def __init__(self, source: Any, device: torch.device, memory: dict[Any, Any] | None = None) -> None:
         self.source, self.device = source, device
         self.memory: dict[Any, Any] = {} if memory is None else memory

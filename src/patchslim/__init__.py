@@ -15,7 +15,7 @@ from patchslim.hosts import HostInfo, inspect
 from patchslim.macs import count_macs
 from patchslim.plan import SlimPlan
 from patchslim.recover import RecoverConfig, finetune
-from patchslim.search import SearchConfig, search
+from patchslim.search import SearchConfig, search, sweep
 from patchslim.slim import apply, full_plan, load, masked_logits, save
 from patchslim.version import __version__
 
@@ -46,4 +46,5 @@ __all__ = [
     "save",
     "search",
     "slim",
+    "sweep",
 ]

@@ -27,10 +27,11 @@ from patchslim.cli.common import (
 )
 from patchslim.cli.progress import show_search
 from patchslim.data import open_images
+from patchslim.errors import BudgetError
 from patchslim.hosts import HostInfo, inspect
 from patchslim.hosts.weights import weights_fingerprint
 from patchslim.plan import Mode, PredictorKind, Removed, Select
-from patchslim.runs import SOURCE, check_folder, make_run
+from patchslim.runs import SOURCE, check_folder, check_sweep_folder, make_run, make_sweep, run_name
 from patchslim.search import SearchConfig
 from patchslim.search.budget import check_reachable, reachable
 from patchslim.search.config import Score
@@ -42,9 +43,18 @@ def slim(
     checkpoint: Checkpoint = None,
     pretrained: Pretrained = False,
     out: Annotated[Path | None, typer.Option("--out", metavar="RUN", help="Run folder [runs/MODEL].")] = None,
-    tolerance: Annotated[float | None, typer.Option("--tolerance", help="Error allowed per block [0.01].")] = None,
-    target_macs: Annotated[float | None, typer.Option("--target-macs", help="MACs to keep, e.g. 0.6.")] = None,
-    score: Annotated[Score | None, typer.Option("--score", help="What ranks the patches [impact].")] = None,
+    tolerance: Annotated[
+        float | None,
+        typer.Option(
+            "--tolerance",
+            help="Relative error allowed: of what the head reads, or per block with the paper's search [0.01].",
+        ),
+    ] = None,
+    target_macs: Annotated[
+        str | None,
+        typer.Option("--target-macs", metavar="R[,R…]", help="MACs to keep, e.g. 0.6; several give a run each."),
+    ] = None,
+    score: Annotated[Score | None, typer.Option("--score", help="What ranks the patches [effect].")] = None,
     select: Annotated[
         Select,
         typer.Option("--select", help="Which patches stay: static, the same for all images; or by the image's own."),
@@ -57,9 +67,16 @@ def slim(
     ] = "top-k",
     predictor: Annotated[PredictorKind, typer.Option("--predictor", help="Of predicted: the module G.")] = "context",
     images: Annotated[int, typer.Option("--images", min=1, help="Calibration images to use.")] = 256,
-    step: Annotated[int, typer.Option("--step", min=1, help="Patches added at a time.")] = 10,
+    step: Annotated[
+        int, typer.Option("--step", min=1, help="Patches added at a time, with a score other than effect.")
+    ] = 10,
     tune_epochs: Annotated[
-        int | None, typer.Option("--tune-epochs", min=0, help="Epochs of block tuning [3 for static drop and carry].")
+        int | None,
+        typer.Option(
+            "--tune-epochs",
+            min=0,
+            help="Epochs of block tuning, as the paper does [3, with a score other than effect].",
+        ),
     ] = None,
     learning_rate: Annotated[float, typer.Option("--learning-rate", help="Of block tuning.")] = 5e-5,
     cache_gib: Annotated[float, typer.Option("--cache-gib", help="Memory for cached features, in GiB.")] = 2.0,
@@ -73,9 +90,10 @@ def slim(
     as_json: AsJson = False,
 ) -> None:
     """Make a faster model from a pretrained one and a few hundred images. No labels are needed."""
+    ratios = read_ratios(target_macs)
     config = SearchConfig(
         tolerance=tolerance,
-        target_macs=target_macs,
+        target_macs=min(ratios, default=None),
         score=score,
         select=select,
         removed=removed,  # type: ignore[arg-type]  # None is resolved
@@ -89,14 +107,14 @@ def slim(
         seed=seed,
     )
     folder = out or Path("runs") / model
-    check_folder(folder, resume)
+    (check_folder if len(ratios) < 2 else check_sweep_folder)(folder, resume)
     place = open_device(device)
     torch.manual_seed(seed)  # random weights, where nothing better is given, are the same on --resume
     network = open_model(model, checkpoint, pretrained, img_size)
     info = inspect(network)
-    if target_macs is not None:
-        check_reachable(info, config.removed, target_macs, config.select, config.predictor)
-        note_generous(info, config, target_macs)
+    for ratio in ratios:
+        check_reachable(info, config.removed, ratio, config.select, config.predictor)
+        note_generous(info, config, ratio)
     note_random(checkpoint, pretrained)
     source = open_images(data, model=network, limit=images, seed=seed, workers=workers_for(place))
     started = {
@@ -107,9 +125,24 @@ def slim(
         SOURCE: data,
     }
     with show_search(info) as listen:
-        metrics = make_run(network.to(place), source, config, folder, started, listen)
-    note_skipped(metrics["skipped_images"], len(source))
-    report({"run": str(folder)} | metrics, as_json, summary(folder, metrics))
+        if len(ratios) > 1:
+            about = started | {"ratios": ratios}
+            found = make_sweep(network.to(place), source, config, ratios, folder, about, listen)
+            runs = {folder / run_name(ratio): metrics for ratio, metrics in found.items()}
+        else:
+            runs = {folder: make_run(network.to(place), source, config, folder, started, listen)}
+    note_skipped(max(metrics["skipped_images"] for metrics in runs.values()), len(source))
+    results = [{"run": str(run)} | metrics for run, metrics in runs.items()]
+    text = "\n".join(summary(run, metrics) for run, metrics in runs.items())
+    report(results[0] if len(ratios) < 2 else {"sweep": str(folder), "runs": results}, as_json, text)
+
+
+def read_ratios(text: str | None) -> list[float]:
+    """The MAC ratios asked for, each once, the largest first."""
+    try:
+        return sorted({float(word) for word in text.split(",")}, reverse=True) if text is not None else []
+    except ValueError:
+        raise BudgetError(f"{text} is not a MAC ratio, nor several with commas between; try 0.6 or 0.7,0.55.") from None
 
 
 def note_generous(info: HostInfo, config: SearchConfig, target: float) -> None:

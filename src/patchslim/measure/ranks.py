@@ -94,14 +94,19 @@ def _run(model: nn.Module, pixels: Tensor, labels: Tensor) -> tuple[Tensor, Tens
 
 
 def _ranks(logits: Tensor, labels: Tensor) -> Tensor:
-    """How many classes score higher than the right one: (B, classes), (B,) → (B,)."""
+    """How many classes come before the right one, equal ones in order: (B, classes), (B,) → (B,).
+
+    Logits that are not numbers come before all others, so that a broken network is never right.
+    """
     if int(labels.max()) >= logits.shape[1]:
         raise DataError(
             f"The images have a label {int(labels.max())}, but the model has only {logits.shape[1]} outputs; "
             "use images of the classes the model was trained on."
         )
-    right = logits.gather(1, labels[:, None].to(logits.device))
-    return (logits > right).sum(dim=1)
+    label = labels[:, None].to(logits.device)
+    right = logits.gather(1, label)
+    earlier = torch.arange(logits.shape[1], device=logits.device) < label
+    return ((logits > right) | ((logits == right) & earlier) | logits.isnan() | right.isnan()).sum(dim=1)
 
 
 def _joined(batches: list[tuple[Tensor, Tensor | None]], unlabelled: int, skipped: int) -> Ranks:

@@ -4,6 +4,7 @@ from patchslim.runs.folder import SOURCE, STARTED, check_folder
 from patchslim.runs.make import make_run, measure_plan
 from patchslim.runs.recover import recover_run
 from patchslim.runs.request import Request, check_request
+from patchslim.runs.sweep import check_sweep_folder, make_sweep, run_name
 
 __all__ = [
     "SOURCE",
@@ -11,7 +12,10 @@ __all__ = [
     "Request",
     "check_folder",
     "check_request",
+    "check_sweep_folder",
     "make_run",
+    "make_sweep",
     "measure_plan",
     "recover_run",
+    "run_name",
 ]

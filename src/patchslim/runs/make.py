@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from patchslim.data import ImageSource
 from patchslim.errors import RunError
@@ -40,24 +40,18 @@ def make_run(
     `started` says what the run is made from; an interrupted one goes on only if it is the same.
     """
     if (folder / PLAN).exists():
-        return _finished(folder, started)
+        return finished(folder, started)
     fresh = not folder.exists()
     start = time.monotonic()
     try:
         (folder / SEARCH).mkdir(parents=True, exist_ok=True)
         with alone(folder, SEARCH):
-            _check_same(folder, folder / SEARCH / STARTED, started)
+            check_started(folder, folder / SEARCH / STARTED, started)
             write_json(folder / SEARCH / STARTED, started)
             listen = logged(folder / LOG, listen)
             plan, tuned = search(network, source, config, checkpoint=folder / SEARCH, listen=listen)
-            metrics = measure_plan(network, plan) | {
-                "seconds": round(time.monotonic() - start, 1),
-                "peak_memory_gib": round(peak_memory_gib(), 2),
-                "skipped_images": source.skipped,
-            }
-            if any(not is_predictor_key(name) for name in tuned):
-                write_weights(folder / HOST_WEIGHTS, network.state_dict())  # the teacher of a later recovery
-            write_run(apply(network, plan, tuned), folder, started, metrics)
+            metrics = {"seconds": round(time.monotonic() - start, 1), "skipped_images": source.skipped}
+            metrics = write_found(network, plan, tuned, folder, started, metrics)
             shutil.rmtree(folder / SEARCH)
     except BaseException:
         if fresh and folder.exists() and not (folder / SEARCH / LEDGER).exists() and not (folder / PLAN).exists():
@@ -66,10 +60,27 @@ def make_run(
     return metrics
 
 
-def _finished(folder: Path, started: Mapping[str, Any]) -> dict[str, Any]:
+def write_found(
+    network: nn.Module,
+    plan: SlimPlan,
+    tuned: Mapping[str, Tensor],
+    folder: Path,
+    started: Mapping[str, Any],
+    known: Mapping[str, Any],
+) -> dict[str, Any]:
+    """Write a run of what a search found; returns its metrics, `known` among them."""
+    metrics = measure_plan(network, plan) | {"peak_memory_gib": round(peak_memory_gib(), 2)} | dict(known)
+    if any(not is_predictor_key(name) for name in tuned):
+        folder.mkdir(parents=True, exist_ok=True)
+        write_weights(folder / HOST_WEIGHTS, network.state_dict())  # the teacher of a later recovery
+    write_run(apply(network, plan, tuned), folder, started, metrics)
+    return metrics
+
+
+def finished(folder: Path, started: Mapping[str, Any]) -> dict[str, Any]:
     """The metrics of a run that is whole; RunError when it is damaged or was made from something else."""
     slim = load(folder)
-    _check_same(folder, folder / CONFIG, started)
+    check_started(folder, folder / CONFIG, started)
     shutil.rmtree(folder / SEARCH, ignore_errors=True)  # a crash may have come between the plan and this
     known = read_json(folder / METRICS, RunError, "run's metrics")
     plan = SlimPlan.load(folder / PLAN)
@@ -79,7 +90,7 @@ def _finished(folder: Path, started: Mapping[str, Any]) -> dict[str, Any]:
     return metrics
 
 
-def _check_same(folder: Path, path: Path, started: Mapping[str, Any]) -> None:
+def check_started(folder: Path, path: Path, started: Mapping[str, Any]) -> None:
     """Raise RunError when the run was started with another model, other settings, weights or images."""
     if not path.exists():
         if (folder / SEARCH / LEDGER).exists():

@@ -19,7 +19,8 @@ class SearchConfig:
 
     What is left at None gets the usual value for the way of choosing: where images choose, removed patches merge (with
     a threshold they can't), else they drop; patches are ranked by the effect of their removal (by the paper's impact
-    where they are carried); blocks are tuned for 3 epochs where the paper's Algorithm 1 decides.
+    where they are carried, or where block tuning is asked for); blocks are tuned for 3 epochs where the paper's
+    Algorithm 1 decides.
     """
 
     tolerance: float | None = None  # ε: relative error of a block's reconstruction, or of the readout
@@ -71,7 +72,8 @@ class SearchConfig:
             raise BudgetError(f"A predictor learns effect, impact or attention; {self.score} is alike for all images.")
         if self.removed == "carry" and self.score == "effect":
             raise BudgetError("The effect score is that of patches that leave; carried ones need another, as impact.")
-        usual = "impact" if self.removed == "carry" else "effect"
+        tuned = self.select == "static" and bool(given["tune_epochs"])  # asks for Algorithm 1
+        usual = "impact" if self.removed == "carry" or tuned else "effect"
         put(self, "score", self.score or (usual if ranked else None))
         if not self.top_down and self.tune_epochs:
             raise BudgetError(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -35,25 +36,62 @@ def search(
 ) -> tuple[SlimPlan, dict[str, Tensor]]:
     """Find a plan for the model on unlabelled images. The model is left as it was.
 
-    Static patches that are dropped or carried are found by Algorithm 1, every other kind by measuring. Returns the plan
-    and weights under the host's own names: of the blocks that were tuned, and of G where patches are predicted. Given
-    a `checkpoint` folder, everything found out is kept there, and a search that finds one goes on from it.
+    Static patches leave by the effect of their removal, or by Algorithm 1 for the other scores; every other kind is
+    found by measuring. Returns the plan and weights under the host's own names: of the blocks that were tuned, and
+    of G where patches are predicted. Given a `checkpoint` folder, everything found out is kept there, and a search
+    that finds one goes on from it.
     """
     config = config or SearchConfig()
-    source = as_source(images)
-    host = open_host(copy.deepcopy(model).eval().requires_grad_(False))
-    if config.target_macs is not None:
-        check_reachable(host.info, config.removed, config.target_macs, config.select, config.predictor)
-    features = Features(host, source, config.batch_size, config.cache_gib * 2**30)
-    ledger = Ledger(checkpoint)
-    if config.select == "static" and config.score == "effect":
-        plan, error = Greedy(host, features, config, ledger, listen).search(config.target_macs, _tolerance(config))
-        return signed(host, plan, config, features.count, _tolerance(config), error, "greedy reconstruction"), {}
-    if not config.top_down:
-        return per_image_search(host, features, config, ledger, listen, _tolerance(config))
-    top_down = TopDown(host, features, config, ledger, listen)
-    partial, tolerance = _find(top_down, config)
-    return _plan(host, config, partial, tolerance, features.count), _tuned_weights(host, partial)
+    return Session(model, images, config, checkpoint=checkpoint, listen=listen).find(config)
+
+
+def sweep(
+    model: nn.Module,
+    images: ImageSource | Tensor,
+    config: SearchConfig,
+    ratios: Sequence[float],
+    *,
+    checkpoint: Path | None = None,
+    listen: Listener = lambda event: None,
+) -> Iterator[tuple[float, SlimPlan, dict[str, Tensor]]]:
+    """Plans for several MAC ratios, the largest first: features are computed once, and what one search finds out
+    serves the next."""
+    session = Session(model, images, config, checkpoint=checkpoint, listen=listen)
+    for ratio in sorted(ratios, reverse=True):
+        yield ratio, *session.find(replace(config, tolerance=None, target_macs=ratio))
+
+
+class Session:
+    """What searches on one host and its images share: features, and everything found out so far."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        images: ImageSource | Tensor,
+        config: SearchConfig,
+        *,
+        checkpoint: Path | None = None,
+        listen: Listener = lambda event: None,
+    ) -> None:
+        source = as_source(images)
+        self.host = open_host(copy.deepcopy(model).eval().requires_grad_(False))
+        if config.target_macs is not None:
+            check_reachable(self.host.info, config.removed, config.target_macs, config.select, config.predictor)
+        self.features = Features(self.host, source, config.batch_size, config.cache_gib * 2**30)
+        self.ledger, self.listen = Ledger(checkpoint), listen
+
+    def find(self, config: SearchConfig) -> tuple[SlimPlan, dict[str, Tensor]]:
+        """One search. Settings may differ from the session's in what they ask for, and in nothing else."""
+        host, features, parts = self.host, self.features, (self.ledger, self.listen)
+        if config.target_macs is not None:
+            check_reachable(host.info, config.removed, config.target_macs, config.select, config.predictor)
+        if config.select == "static" and config.score == "effect":
+            plan, error = Greedy(host, features, config, *parts).search(config.target_macs, _tolerance(config))
+            return signed(host, plan, config, features.count, _tolerance(config), error, "greedy reconstruction"), {}
+        if not config.top_down:
+            return per_image_search(host, features, config, *parts, _tolerance(config))
+        partial, tolerance = _find(TopDown(host, features, config, *parts), config)
+        return _plan(host, config, partial, tolerance, features.count), _tuned_weights(host, partial)
 
 
 def _tolerance(config: SearchConfig) -> float | None:
