@@ -86,12 +86,19 @@ class Remembered:
             torch.tensor(values, device=self.device).view(-1, 1, 1) for values in (transform.mean, transform.std)
         )
         for epoch in range(order.first, order.epochs):
-            key = self.source.fingerprint, order.batch_size, order.seed, epoch
-            if key not in self.memory:
-                rest = replace(order, first=epoch, epochs=epoch + 1)
-                self.memory[key] = [
-                    (((images.to(self.device) * std + mean) * 255).round().byte(), labels)
-                    for images, labels in self.source.views(transform, rest)
-                ]
-            for pixels, labels in self.memory[key]:
+            if self._key(order, epoch) not in self.memory:
+                self._read(transform, replace(order, first=epoch), mean, std)
+            for pixels, labels in self.memory[self._key(order, epoch)]:
                 yield (pixels.float() / 255 - mean) / std, labels
+
+    def _key(self, order: Order, epoch: int) -> tuple[Any, ...]:
+        return self.source.fingerprint, order.batch_size, order.seed, epoch
+
+    def _read(self, transform: Transform, order: Order, mean: Tensor, std: Tensor) -> None:
+        """All epochs of an order, by the same reading processes."""
+        batches = self.source.views(transform, order)
+        for epoch in range(order.first, order.epochs):
+            found = [next(batches) for _ in range(order.steps)]
+            self.memory[self._key(order, epoch)] = [
+                (((images.to(self.device) * std + mean) * 255).round().byte(), labels) for images, labels in found
+            ]

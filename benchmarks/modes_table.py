@@ -111,7 +111,7 @@ def ranks(
 def row(
     model: nn.Module, images: ImageSource, val: ImageSource, sure: Tensor, config: ps.SearchConfig, memory: Path
 ) -> Any:
-    """One row: search, apply, measure. Returns it with the slim model. `memory` spares a threshold row its search."""
+    """One row: search, apply, measure. Returns it with the slim model. `memory` holds what searches find out, for all ratios."""
     start = time.monotonic()
     plan, weights = ps.search(model, images, config, checkpoint=memory)
     seconds = time.monotonic() - start
@@ -159,7 +159,7 @@ def main() -> None:
             for ratio in args.ratios:
                 for mode in args.modes:
                     settings = ps.SearchConfig(target_macs=ratio, seed=seed, batch_size=args.batch_size, **MODES[mode])
-                    memory = (args.memory or Path(folder)) / f"{mode.removesuffix(', threshold')} {ratio} {seed}"
+                    memory = (args.memory or Path(folder)) / f"{mode.removesuffix(', threshold')} {seed}"
                     found, slim = row(model, images, val, sure, settings, memory)
                     table["rows"].append({"mode": mode} | found)
                     print(json.dumps({"mode": mode} | found), flush=True)

@@ -85,7 +85,7 @@ def main() -> None:
                 return
             search = ps.SearchConfig(target_macs=ratio, seed=args.seeds[0], batch_size=args.batch_size, **MODES[mode])
             start = time.monotonic()
-            memory = None if args.memory is None else args.memory / mode
+            memory = None if args.memory is None else args.memory / f"{mode} {search.seed}"
             plan, weights = ps.search(model, images, search, checkpoint=memory)
             slim = ps.apply(model, plan, weights)
             row: dict[str, Any] = {

@@ -22,15 +22,15 @@ class RecoverConfig:
     """
 
     epochs: int = 30  # of distillation
-    block_epochs: int = 2  # of block-wise reconstruction
+    block_epochs: int = 1  # of block-wise reconstruction
     supervised_epochs: int = 0
     learning_rate: float = 1e-4  # of distillation and supervised training, at its peak
     block_learning_rate: float = 5e-5
     weight_decay: float = 0.01
     warmup: float = 0.1  # share of the steps in which the learning rate rises
     batch_size: int = 128
-    block_batch_size: int = 32
-    block_images: int = 4096  # at most so many are used block by block: each block goes through them anew
+    block_batch_size: int = 64
+    block_images: int = 1024  # at most so many are used block by block: each block goes through them anew
     held_out: float = 0.1  # share of the images that decides when to stop; at most 512 images
     patience: int = 8  # epochs without a better loss on held-out images
     clip: float = 1.0  # bound on the gradient's norm
