@@ -111,7 +111,7 @@ def ranks(
 def row(
     model: nn.Module, images: ImageSource, val: ImageSource, sure: Tensor, config: ps.SearchConfig, memory: Path
 ) -> Any:
-    """One row: search, apply, measure. Returns it with the slim model. `memory` holds what searches find out, for all ratios."""
+    """One row: search, apply, measure. Returns it with the slim model. `memory` serves all ratios of a mode."""
     start = time.monotonic()
     plan, weights = ps.search(model, images, config, checkpoint=memory)
     seconds = time.monotonic() - start
