@@ -82,8 +82,7 @@ def hits(right: str, images: int) -> Tensor:
 
 def lost(row: dict[str, Any]) -> str:
     """Points lost against the host on the same images, with the 95 % interval."""
-    found = paired(hits(row["base_right"], row["images"]), hits(row["right"], row["images"]))
-    return f"{found.difference:.2f} ({found.low:.2f} to {found.high:.2f})"
+    return difference(row["base_right"], row["right"], row["images"])
 
 
 def modes() -> list[dict[str, Any]]:
@@ -135,6 +134,52 @@ def threshold_table() -> None:
     print()
 
 
+def difference(first: str, second: str, images: int) -> str:
+    """The first less the second on the same images, in points, with the 95 % interval."""
+    found = paired(hits(first, images), hits(second, images))
+    return f"{found.difference:.2f} ({found.low:.2f} to {found.high:.2f})"
+
+
+def recoveries(pattern: str) -> list[dict[str, Any]]:
+    """All rows of the tables of recovery that match, each with what the host got right."""
+    found = []
+    for path in sorted(RESULTS.glob(pattern)):
+        table = json.loads(path.read_text())
+        shared = {name: table[name] for name in ("base_right", "images", "base_top1")}
+        found += [row | shared | {"epochs": table["recovery"]["epochs"]} for row in table["rows"]]
+    return sorted(found, key=lambda row: (-row["target_macs"], row["top1_after"]))
+
+
+def recovery_table(pattern: str = "recovery_deit_tiny_*.json") -> None:
+    """Before and after recovery."""
+    print("| mode | MACs | before | points lost | after | points lost | search, s | recovery, s |")
+    print("| --- | --- | --- | --- | --- | --- | --- | --- |")
+    for row in recoveries(pattern):
+        cells = [row["mode"], f"{row['macs_ratio']:.3f}"]
+        for when in ("before", "after"):
+            loss = difference(row["base_right"], row[f"right_{when}"], row["images"])
+            cells += [f"{row[f'top1_{when}']:.2f}", loss]
+        cells += [f"{row['search_seconds']:.0f}", f"{row['recovery_seconds']:.0f}"]
+        print("| " + " | ".join(cells) + " |")
+    print()
+
+
+def score_comparison(pattern: str = "recovery_deit_tiny_*.json") -> None:
+    """What the effect score gains over the others, image by image, before and after the same recovery."""
+    found = [row for row in recoveries(pattern) if row["mode"].startswith("static drop")]
+    for own in (row for row in found if row["mode"] == "static drop"):
+        others = [row for row in found if row is not own and row["target_macs"] == own["target_macs"]]
+        if others:
+            print(f"| effect against, at {own['target_macs']:g} | before | after |")
+            print("| --- | --- | --- |")
+        for row in others:
+            gains = [
+                difference(own[f"right_{when}"], row[f"right_{when}"], own["images"]) for when in ("before", "after")
+            ]
+            print(f"| {row['mode'].removeprefix('static drop, ')} | " + " | ".join(gains) + " |")
+    print()
+
+
 def merge_table() -> None:
     """Ways of matching and merging at one schedule (docs/decisions.md)."""
     print("| keys compared | resistance | weight in the average | its length | error | KL | same answer |")
@@ -147,6 +192,8 @@ def merge_table() -> None:
 
 if __name__ == "__main__":
     merge_table()
+    recovery_table()
+    score_comparison()
     mode_table()
     rank_table()
     threshold_table()
