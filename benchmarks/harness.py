@@ -48,6 +48,9 @@ def head(args: argparse.Namespace, device: torch.device) -> dict[str, Any]:
     }
 
 
+VIEWS: dict[Any, Any] = {}  # of all training images, for as long as the process lives
+
+
 class Remembered:
     """Training images whose views are read once and kept, as bytes on the device, for all rows that want the same."""
 
@@ -60,9 +63,8 @@ class Remembered:
     image_size: tuple[int, int]
     mirrors: bool
 
-    def __init__(self, source: Any, device: torch.device, memory: dict[Any, Any] | None = None) -> None:
-        self.source, self.device = source, device
-        self.memory: dict[Any, Any] = {} if memory is None else memory
+    def __init__(self, source: Any, device: torch.device) -> None:
+        self.source, self.device, self.memory = source, device, VIEWS
         for name in ("name", "labelled", "labels", "classes", "fingerprint", "skipped", "image_size", "mirrors"):
             setattr(self, name, getattr(source, name))
 
@@ -71,7 +73,7 @@ class Remembered:
 
     def subset(self, indices: Sequence[int]) -> Remembered:
         """Some of the images."""
-        return Remembered(self.source.subset(indices), self.device, self.memory)
+        return Remembered(self.source.subset(indices), self.device)
 
     def batches(self, batch_size: int) -> Iterator[tuple[Tensor, Tensor]]:
         """All images once, as the model sees them."""

@@ -17,7 +17,6 @@ import time
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import nn
 
 import patchslim as ps
@@ -37,6 +36,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--train", required=True, help="images to recover with")
     parser.add_argument("--modes", nargs="+", default=USUAL, choices=list(MODES))
     parser.add_argument("--ratios", nargs="+", type=float, default=[0.7, 0.55, 0.45, 0.35])
+    parser.add_argument("--rows", nargs="+", metavar="MODE@RATIO", help="instead of all modes at all ratios")
     parser.add_argument("--set", nargs="+", default=[], metavar="NAME=VALUE", help="settings of the recovery")
     parser.add_argument("--memory", type=Path, help="folder for what searches find out, shared by all ratios")
     parser.add_argument("--batch-size", type=int, default=128, help="of searches")
@@ -65,48 +65,58 @@ def scored(network: nn.Module, val: ImageSource, when: str) -> dict[str, Any]:
     return {f"top1_{when}": float(right.double().mean() * 100), f"right_{when}": as_hex(right)}
 
 
+def chosen(args: argparse.Namespace) -> list[tuple[str, float]]:
+    """The rows to measure: (mode, MAC ratio)."""
+    if args.rows is None:
+        return [(mode, ratio) for ratio in args.ratios for mode in args.modes]
+    return [(mode, float(ratio)) for mode, ratio in (word.rsplit("@", 1) for word in args.rows)]
+
+
+def measured(
+    model: nn.Module, images: ImageSource, train: Remembered, val: ImageSource | None, *settings: Any
+) -> dict[str, Any]:
+    """One row: search, measure, recover, measure again."""
+    search, config, memory = settings
+    start = time.monotonic()
+    plan, weights = ps.search(model, images, search, checkpoint=memory)
+    slim = ps.apply(model, plan, weights)
+    row: dict[str, Any] = {
+        "target_macs": search.target_macs,
+        "seed": search.seed,
+        "macs_ratio": ps.count_macs(slim) / ps.count_macs(model),
+        "patches_per_block": list(plan.counts),
+        "drops": plan.drops,
+        "error": plan.provenance["errors"].get("readout"),
+        "search_seconds": round(time.monotonic() - start, 1),
+    }
+    result = recover(slim, model, train, config)
+    row |= numbers(result)
+    return row if val is None else row | scored(slim, val, "before") | scored(result.model, val, "after")
+
+
 def main() -> None:
     """Measure all rows, writing after each."""
     args, begin = parse(), time.monotonic()
-    device = open_device(args.device)
+    device, seed = open_device(args.device), args.seeds[0]
     model = open_model(args.model, args.checkpoint).to(device)
     val = None if args.val == "none" else in_memory(open_images(args.val, model=model, workers=args.workers))
-    images = in_memory(open_images(args.data, model=model, limit=args.images, seed=args.seeds[0], workers=args.workers))
+    images = in_memory(open_images(args.data, model=model, limit=args.images, seed=seed, workers=args.workers))
     train = Remembered(open_images(args.train, model=model, workers=args.workers), device)
-    config = ps.RecoverConfig(seed=args.seeds[0], **settings(args.set))
+    config = ps.RecoverConfig(seed=seed, **settings(args.set))
     table: dict[str, Any] = head(args, device) | {"recovery": config.as_dict(), "train_images": len(train), "rows": []}
     if val is not None:
         right, _, _ = answers(model, val)
         table |= {"images": len(right), "base_top1": float(right.double().mean() * 100), "base_right": as_hex(right)}
     args.out.parent.mkdir(parents=True, exist_ok=True)
-    for ratio in args.ratios:
-        for mode in args.modes:
-            if args.seconds is not None and time.monotonic() - begin > args.seconds:
-                return
-            search = ps.SearchConfig(target_macs=ratio, seed=args.seeds[0], batch_size=args.batch_size, **MODES[mode])
-            start = time.monotonic()
-            memory = None if args.memory is None else args.memory / f"{mode} {search.seed}"
-            plan, weights = ps.search(model, images, search, checkpoint=memory)
-            slim = ps.apply(model, plan, weights)
-            row: dict[str, Any] = {
-                "mode": mode,
-                "target_macs": ratio,
-                "seed": search.seed,
-                "macs_ratio": ps.count_macs(slim) / ps.count_macs(model),
-                "patches_per_block": list(plan.counts),
-                "drops": plan.drops,
-                "error": plan.provenance["errors"].get("readout"),
-                "search_seconds": round(time.monotonic() - start, 1),
-            }
-            result = recover(slim, model, train, config)
-            row |= numbers(result)
-            if val is not None:
-                row |= scored(slim, val, "before") | scored(result.model, val, "after")
-            table["rows"].append(row)
-            print(json.dumps({name: value for name, value in row.items() if "right" not in name}), flush=True)
-            write_json(args.out, table)
-    if device.type == "cuda":
-        print(f"peak memory {torch.cuda.max_memory_allocated() / 2**30:.1f} GiB", flush=True)
+    for mode, ratio in chosen(args):
+        if args.seconds is not None and time.monotonic() - begin > args.seconds:
+            break
+        search = ps.SearchConfig(target_macs=ratio, seed=seed, batch_size=args.batch_size, **MODES[mode])
+        memory = None if args.memory is None else args.memory / f"{mode} {seed}"
+        row = {"mode": mode} | measured(model, images, train, val, search, config, memory)
+        table["rows"].append(row)
+        print(json.dumps({name: value for name, value in row.items() if "right" not in name}), flush=True)
+        write_json(args.out, table)
 
 
 if __name__ == "__main__":
