@@ -44,7 +44,7 @@ def slim(
     out: Annotated[Path | None, typer.Option("--out", metavar="RUN", help="Run folder [runs/MODEL].")] = None,
     tolerance: Annotated[float | None, typer.Option("--tolerance", help="Error allowed per block [0.01].")] = None,
     target_macs: Annotated[float | None, typer.Option("--target-macs", help="MACs to keep, e.g. 0.6.")] = None,
-    score: Annotated[Score | None, typer.Option("--score", help="What ranks the patches [impact].")] = None,
+    score: Annotated[Score | None, typer.Option("--score", help="What ranks patches [effect; carry: impact].")] = None,
     select: Annotated[
         Select,
         typer.Option("--select", help="Which patches stay: static, the same for all images; or by the image's own."),
@@ -59,7 +59,8 @@ def slim(
     images: Annotated[int, typer.Option("--images", min=1, help="Calibration images to use.")] = 256,
     step: Annotated[int, typer.Option("--step", min=1, help="Patches added at a time.")] = 10,
     tune_epochs: Annotated[
-        int | None, typer.Option("--tune-epochs", min=0, help="Epochs of block tuning [3 for static drop and carry].")
+        int | None,
+        typer.Option("--tune-epochs", min=0, help="Epochs of block tuning [3 for carry and other scores than effect]."),
     ] = None,
     learning_rate: Annotated[float, typer.Option("--learning-rate", help="Of block tuning.")] = 5e-5,
     cache_gib: Annotated[float, typer.Option("--cache-gib", help="Memory for cached features, in GiB.")] = 2.0,

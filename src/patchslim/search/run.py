@@ -35,9 +35,10 @@ def search(
 ) -> tuple[SlimPlan, dict[str, Tensor]]:
     """Find a plan for the model on unlabelled images. The model is left as it was.
 
-    Static patches that are dropped or carried are found by Algorithm 1, every other kind by measuring. Returns the plan
-    and weights under the host's own names: of the blocks that were tuned, and of G where patches are predicted. Given
-    a `checkpoint` folder, everything found out is kept there, and a search that finds one goes on from it.
+    Static patches that are dropped by the effect of their removal are found by greedy reconstruction, by another
+    score or carried by Algorithm 1, every other kind by measuring. Returns the plan and weights under the host's own
+    names: of the blocks that were tuned, and of G where patches are predicted. Given a `checkpoint` folder, everything
+    found out is kept there, and a search that finds one goes on from it.
     """
     config = config or SearchConfig()
     source = as_source(images)
