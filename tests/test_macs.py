@@ -63,7 +63,11 @@ WAYS: list[dict[str, Any]] = [
     {"select": "matched", "removed": "merge", "drops": [1, 3]},
     {"select": "predicted", "removed": "drop"},
     {"select": "predicted", "removed": "drop", "kind": "pool"},
+    {"select": "predicted", "removed": "drop", "kind": "context"},
     {"select": "predicted", "removed": "merge", "drops": [2]},
+    {"select": "predicted", "removed": "merge", "kind": "context"},
+    {"select": "predicted", "removed": "merge", "kind": "context", "drops": [1, 3]},
+    {"select": "predicted", "removed": "merge", "kind": "pool"},
 ]
 
 
@@ -77,7 +81,7 @@ def test_choosing_and_merging_is_counted(kind: str, way: dict[str, Any]) -> None
 
 
 @pytest.mark.filterwarnings("ignore:There is no packed attention")
-@pytest.mark.parametrize("predictor", ["mlp", "pool"])
+@pytest.mark.parametrize("predictor", ["context", "mlp", "pool"])
 def test_what_a_threshold_keeps_is_counted(kind: str, predictor: Any) -> None:
     model = unfused(kind)
     plan, weights = per_image_plan(model, "predicted", kind=predictor, thresholds=[-3.0, -1.0, 0.0, 0.0])
@@ -94,7 +98,7 @@ def test_static_merge_is_counted(kind: str) -> None:
     assert ps.count_macs(slim) == counted(slim)
 
 
-@pytest.mark.parametrize("predictor", ["mlp", "pool"])
+@pytest.mark.parametrize("predictor", ["context", "mlp", "pool"])
 def test_the_predictor_costs_at_most_a_hundredth_of_the_host(predictor: Any) -> None:
     for name in ("deit_tiny", "deit_small", "deit_base"):
         with torch.device("meta"):

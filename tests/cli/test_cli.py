@@ -11,6 +11,8 @@ from safetensors.torch import save_file
 
 import patchslim as ps
 from commands import Run, image_folder, refused
+from patchslim.search.greedy import Greedy
+from patchslim.search.topdown import TopDown
 
 DIGITS = ("digits_vit", "--pretrained", "--data", "digits", "--images", "48", "--batch-size", "16", "--device", "cpu")
 QUICK = ("--target-macs", "0.5", "--step", "8", "--tune-epochs", "0")
@@ -270,20 +272,21 @@ def test_paths_that_cant_be_written(run: Run, tmp_path: Path, out: str) -> None:
     assert err.strip().splitlines()[-1].startswith("patchslim: ")
 
 
-def test_ctrl_c_is_told_and_resumable(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from patchslim.search.topdown import TopDown
+@pytest.mark.parametrize(("score", "search", "part"), [("impact", TopDown, "_decide"), ("effect", Greedy, "_stage")])
+def test_ctrl_c_is_told_and_resumable(
+    score: str, search: Any, part: str, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    decide, calls = getattr(search, part), [0]
 
-    decide, calls = TopDown._decide, [0]
-
-    def interrupted(self: TopDown, *args: Any) -> Any:
+    def interrupted(self: Any, *args: Any) -> Any:
         calls[0] += 1
         if calls[0] == 4:
             raise KeyboardInterrupt
         return decide(self, *args)
 
-    command = ("slim", *DIGITS, *QUICK, "--out", "a")
+    command = ("slim", *DIGITS, *QUICK, "--score", score, "--out", "a")
     with monkeypatch.context() as patch:
-        patch.setattr(TopDown, "_decide", interrupted)
+        patch.setattr(search, part, interrupted)
         refused(run(*command), "--resume")
     refused(run(*command), "already holds a run")
     refused(run("eval", "a", "--data", "digits"), "not finished")

@@ -97,8 +97,8 @@ def test_a_predictor_of_another_run_is_refused(
         (["--select", "matched", "--mode", "threshold"], "A threshold goes with predicted"),
         (["--select", "predicted", "--mode", "threshold", "--removed", "merge"], "A threshold goes with predicted"),
         (["--select", "matched", "--score", "impact"], "leave the score out"),
-        (["--select", "matched", "--tune-epochs", "2"], "Block tuning goes with static"),
-        (["--select", "predicted", "--score", "radial"], "the same for every image"),
+        (["--select", "matched", "--tune-epochs", "2"], "Block tuning goes with the paper's Algorithm 1"),
+        (["--select", "predicted", "--score", "radial"], "radial is alike for all images"),
     ],
 )
 def test_what_does_not_go_together_is_told(

@@ -9,7 +9,7 @@ from pathlib import Path
 COMMAND = [
     *(sys.executable, "-c", "from patchslim.cli.main import main; main()"),
     *("slim", "digits_vit", "--pretrained", "--data", "digits", "--images", "64", "--batch-size", "32"),
-    *("--tolerance", "0.01", "--step", "4", "--tune-epochs", "1", "--device", "cpu"),
+    *("--score", "impact", "--tolerance", "0.01", "--step", "4", "--tune-epochs", "1", "--device", "cpu"),
 ]
 ONE_THREAD = os.environ | {"OMP_NUM_THREADS": "1"}
 

@@ -29,7 +29,8 @@ FILES = {"config.json", "host.safetensors", "log.jsonl", "metrics.json", "model.
 def slim_run(folder: Path, model: nn.Module | None = None, **settings: Any) -> nn.Module:
     """A run as `patchslim slim` makes it."""
     model = model or make_host()
-    config = ps.SearchConfig(**{"target_macs": 0.5, "step": 4, "tune_epochs": 1, "batch_size": 8} | settings)
+    usual: dict[str, Any] = {"score": "impact", "target_macs": 0.5, "step": 4, "tune_epochs": 1, "batch_size": 8}
+    config = ps.SearchConfig(**(usual | settings))
     started = {"settings": config.as_dict(), "weights": weights_fingerprint(model)}
     make_run(model, IMAGES, config, folder, started)
     return model

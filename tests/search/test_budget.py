@@ -12,6 +12,11 @@ from patchslim.search.budget import reachable, spend_rest
 from small import make_host, make_images
 
 
+def algorithm_1(**settings: Any) -> ps.SearchConfig:
+    """The paper's search, without tuning."""
+    return ps.SearchConfig(score="impact", tune_epochs=0, **settings)
+
+
 @pytest.mark.parametrize("removed", ["drop", "carry"])
 @pytest.mark.parametrize("kind", ["class", "mean", "attention pool"])
 def test_the_ratio_is_met_from_below(kind: str, removed: Any) -> None:
@@ -20,7 +25,7 @@ def test_the_ratio_is_met_from_below(kind: str, removed: Any) -> None:
     low, high = reachable(info, removed)
     patch = macs_of_counts(info, [16, 16, 16, 16], removed) / host_macs(info) / 4 / 16
     for target in (low + 0.02, 0.5 * (low + high), high - 0.02):
-        plan, _ = ps.search(model, images, ps.SearchConfig(target_macs=target, removed=removed, tune_epochs=0, step=2))
+        plan, _ = ps.search(model, images, algorithm_1(target_macs=target, removed=removed, step=2))
         ratio = ps.count_macs(model, plan) / ps.count_macs(model)
         assert ratio == plan.provenance["macs_ratio"]
         assert target - 2 * patch < ratio <= target
@@ -28,7 +33,7 @@ def test_the_ratio_is_met_from_below(kind: str, removed: Any) -> None:
 
 def test_a_generous_ratio_keeps_all_that_matters() -> None:
     model = make_host()
-    plan, _ = ps.search(model, make_images(2), ps.SearchConfig(target_macs=0.99, tune_epochs=0))
+    plan, _ = ps.search(model, make_images(2), algorithm_1(target_macs=0.99))
     assert plan.counts == (16, 16, 16, 0)
 
 
@@ -36,7 +41,7 @@ def test_an_unreachable_ratio_says_what_can_be_reached() -> None:
     model = make_host()
     low, high = reachable(ps.inspect(model), "drop")
     with pytest.raises(ps.BudgetError, match=f"{low:.3f} to {high:.3f}"):
-        ps.search(model, make_images(2), ps.SearchConfig(target_macs=low - 0.01))
+        ps.search(model, make_images(2), algorithm_1(target_macs=low - 0.01))
 
 
 @settings(max_examples=40)

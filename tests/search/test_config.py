@@ -7,7 +7,14 @@ import pytest
 import patchslim as ps
 
 SELECTS = ["static", "predicted", "matched"]
-TOP_DOWN: list[dict[str, Any]] = [{}, {"select": "static"}, {"removed": "drop"}, {"removed": "carry"}]
+GREEDY: list[dict[str, Any]] = [{}, {"select": "static"}, {"removed": "drop"}, {"score": "effect"}, {"tune_epochs": 0}]
+TOP_DOWN: list[dict[str, Any]] = [
+    {"score": "impact"},
+    {"score": "random", "select": "static"},
+    {"score": "radial", "removed": "drop"},
+    {"removed": "carry"},
+    {"score": "attention", "removed": "carry"},
+]
 PREDICTED: list[dict[str, Any]] = [
     {"select": "predicted"},
     {"select": "predicted", "removed": "drop"},
@@ -38,15 +45,38 @@ def test_removed_patches_merge_where_images_choose_and_can_and_drop_otherwise(
 
 
 @pytest.mark.parametrize("settings", TOP_DOWN)
-def test_static_drop_and_carry_go_top_down_tuned_and_ranked_by_impact(settings: dict[str, Any]) -> None:
+def test_other_scores_and_carried_patches_go_top_down_and_tuned(settings: dict[str, Any]) -> None:
     config = ps.SearchConfig(**settings)
-    assert (config.top_down, config.tune_epochs, config.score) == (True, 3, "impact")
+    assert (config.top_down, config.tune_epochs, config.score) == (True, 3, settings.get("score", "impact"))
+
+
+@pytest.mark.parametrize("settings", GREEDY)
+def test_static_patches_that_drop_are_ranked_by_effect_and_not_tuned(settings: dict[str, Any]) -> None:
+    config = ps.SearchConfig(**settings)
+    assert (config.top_down, config.tune_epochs, config.score) == (False, 0, "effect")
 
 
 @pytest.mark.parametrize("settings", PREDICTED)
-def test_predicted_patches_are_ranked_by_impact_and_not_tuned(settings: dict[str, Any]) -> None:
+def test_predicted_patches_are_ranked_by_effect_and_not_tuned(settings: dict[str, Any]) -> None:
     config = ps.SearchConfig(**settings)
-    assert (config.top_down, config.tune_epochs, config.score) == (False, 0, "impact")
+    assert (config.top_down, config.tune_epochs, config.score) == (False, 0, "effect")
+
+
+@pytest.mark.parametrize(
+    ("settings", "pairs"),
+    [
+        ({}, False),
+        ({"removed": "carry"}, False),
+        ({"removed": "merge"}, True),
+        ({"select": "matched"}, True),
+        ({"select": "matched", "removed": "drop"}, True),
+        ({"select": "predicted"}, True),
+        ({"select": "predicted", "removed": "drop"}, False),
+        ({"select": "predicted", "mode": "threshold"}, False),
+    ],
+)
+def test_patches_go_in_pairs_where_they_merge_or_are_matched(settings: dict[str, Any], pairs: bool) -> None:
+    assert ps.SearchConfig(**settings).in_pairs is pairs
 
 
 @pytest.mark.parametrize("settings", ALIKE)
@@ -61,6 +91,8 @@ def test_patches_that_are_alike_have_no_score_and_no_tuning(settings: dict[str, 
         {"tune_epochs": 0},
         {"tune_epochs": 7, "removed": "carry"},
         {"score": "random"},
+        {"score": "impact", "tune_epochs": 7},
+        {"score": "effect", "select": "predicted"},
         {"score": "radial", "removed": "carry"},
         {"score": "attention", "select": "predicted"},
         {"score": "impact", "select": "predicted", "removed": "merge"},
@@ -86,9 +118,13 @@ def test_what_is_given_stays(settings: dict[str, Any]) -> None:
         ({"select": "matched", "score": "impact"}, "leave the score out"),
         ({"select": "matched", "removed": "drop", "score": "attention"}, "leave the score out"),
         ({"select": "static", "removed": "merge", "score": "impact"}, "leave the score out"),
-        ({"select": "predicted", "score": "random"}, "random is the same for every image"),
-        ({"select": "predicted", "score": "radial"}, "radial is the same for every image"),
-        ({"select": "predicted", "score": "uniform"}, "uniform is the same for every image"),
+        ({"select": "predicted", "score": "random"}, "random is alike for all images"),
+        ({"select": "predicted", "score": "radial"}, "radial is alike for all images"),
+        ({"select": "predicted", "score": "uniform"}, "uniform is alike for all images"),
+        ({"removed": "carry", "score": "effect"}, "carried ones need another"),
+        ({"select": "matched", "score": "effect"}, "leave the score out"),
+        ({"tune_epochs": 1}, "set tune_epochs to 0"),
+        ({"score": "effect", "tune_epochs": 1}, "set tune_epochs to 0"),
         ({"select": "matched", "tune_epochs": 1}, "set tune_epochs to 0"),
         ({"select": "predicted", "tune_epochs": 3}, "set tune_epochs to 0"),
         ({"select": "static", "removed": "merge", "tune_epochs": 2}, "set tune_epochs to 0"),
@@ -106,8 +142,8 @@ def test_what_does_not_go_together_is_refused(settings: dict[str, Any], words: s
         ({"select": None}, "None.*static, predicted, matched"),
         ({"removed": "burn"}, "burn.*drop, carry, merge"),
         ({"mode": "top-p"}, "top-p.*top-k, threshold"),
-        ({"predictor": "oracle"}, "oracle.*mlp, pool"),
-        ({"score": "luck"}, "luck.*impact, attention, random, radial, uniform"),
+        ({"predictor": "oracle"}, "oracle.*context, mlp, pool"),
+        ({"score": "luck"}, "luck.*effect, impact, attention, random, radial, uniform"),
     ],
 )
 def test_an_unknown_word_is_refused_with_the_known_ones(settings: dict[str, Any], words: str) -> None:
@@ -132,7 +168,7 @@ def test_numbers_out_of_range_are_refused_however_patches_are_chosen(select: Any
         ps.SearchConfig(select=select, **settings)
 
 
-@pytest.mark.parametrize("settings", [*TOP_DOWN, *PREDICTED, *ALIKE])
+@pytest.mark.parametrize("settings", [*GREEDY, *TOP_DOWN, *PREDICTED, *ALIKE])
 def test_what_was_resolved_is_written_down_and_makes_the_same_settings(settings: dict[str, Any]) -> None:
     config = ps.SearchConfig(**settings, target_macs=0.5, seed=3)
     written = config.as_dict()

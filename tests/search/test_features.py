@@ -43,8 +43,9 @@ def test_the_bound_holds_and_features_are_the_hosts(layers_that_fit: int) -> Non
 
 def test_the_plan_does_not_depend_on_the_bound() -> None:
     model, images = make_host(), make_images(10)
+    settings: dict[str, Any] = {"score": "impact", "tolerance": 0.02, "step": 3, "tune_epochs": 1, "batch_size": 4}
     plans = [
-        ps.search(model, images, ps.SearchConfig(tolerance=0.02, step=3, tune_epochs=1, batch_size=4, cache_gib=gib))
+        ps.search(model, images, ps.SearchConfig(**settings, cache_gib=gib))
         for gib in (0.0, 2.0, 5 * LAYER_BYTES / 2**30)
     ]
     assert plans[0][0].kept == plans[1][0].kept == plans[2][0].kept

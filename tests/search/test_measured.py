@@ -74,9 +74,10 @@ def limits(kind: str, way: str) -> tuple[float, float]:
     elif how["select"] == "matched":
         fewest = build_plan(info, **fields, patches_per_block=least(info))
     else:
-        predictor = how.get("predictor", "mlp")
+        predictor = how.get("predictor", "context")
         spec = PredictorSpec(kind=predictor, hidden=hidden_width(info, predictor), weights="")
-        fewest = build_plan(info, **fields, patches_per_block=[1, 1, 1, last], predictor=spec)
+        counts = least(info) if how["removed"] == "merge" else [1, 1, 1, last]
+        fewest = build_plan(info, **fields, patches_per_block=counts, predictor=spec)
     everything = build_plan(info, kept=[list(range(PATCHES))] * 3 + [list(range(PATCHES * last))])
     return ratio(model, fewest), ratio(model, everything)
 

@@ -19,10 +19,17 @@ from patchslim.search.exact import exact_scores
 from patchslim.search.features import Features
 from patchslim.search.ledger import Ledger
 from patchslim.search.predict import Trainer, rank_correlation
-from patchslim.slim.predictor import MlpPredictor, PoolPredictor, Predictor, hidden_width, make_predictor
+from patchslim.slim.predictor import (
+    ContextPredictor,
+    MlpPredictor,
+    PoolPredictor,
+    Predictor,
+    hidden_width,
+    make_predictor,
+)
 from small import make_host, make_images
 
-PREDICTORS = {"mlp": MlpPredictor, "pool": PoolPredictor}
+PREDICTORS = {"context": ContextPredictor, "mlp": MlpPredictor, "pool": PoolPredictor}
 IMAGES, PATCHES = 6, 16
 SOME = ["registers", "attention pool"]
 
@@ -56,7 +63,7 @@ def slow_walk(
     patches that have left masked."""
     host = open_host(model)
     prefix, tokens = host.info.prefix_tokens, host.info.tokens
-    exact = exact_scores(host, features_of(model), plan.counts, "impact")
+    exact = exact_scores(host, features_of(model, 3), plan.counts, "effect")
     found: dict[int, list[tuple[Tensor, Tensor]]] = {layer: [] for layer in layers}
     for number, image in enumerate(make_images(IMAGES).split(1)):
         x, alive = host.embed(image), list(range(PATCHES))

@@ -78,9 +78,10 @@ def test_the_mean_meets_the_budget_from_below(kind: str, counts: tuple[int, ...]
     assert budget - a_patch < mean_macs(slim, images) <= budget + 0.5  # average_macs is rounded
 
 
+@pytest.mark.parametrize("predictor", ["context", "pool"])
 @pytest.mark.parametrize("kind", ["class", "mean with prefix"])
-def test_the_papers_predictor_is_calibrated_alike(kind: str) -> None:
-    plan, slim, images, budget = calibrated(kind, (13, 9, 6, 3), "pool")
+def test_other_predictors_are_calibrated_alike(kind: str, predictor: Any) -> None:
+    plan, slim, images, budget = calibrated(kind, (13, 9, 6, 3), predictor)
     assert plan.predictor is not None
     assert plan.predictor.average_macs == round(mean_macs(slim, images))
     assert 0.97 * budget < mean_macs(slim, images) <= budget + 0.5

@@ -23,7 +23,7 @@ from small import make_host, make_images, relative
 
 def config(**settings: Any) -> ps.SearchConfig:
     """Settings for 16 patches and a handful of images."""
-    base: dict[str, Any] = {"step": 3, "tune_epochs": 0, "batch_size": 4, "learning_rate": 1e-3}
+    base: dict[str, Any] = {"score": "impact", "step": 3, "tune_epochs": 0, "batch_size": 4, "learning_rate": 1e-3}
     return ps.SearchConfig(**(base | settings))
 
 

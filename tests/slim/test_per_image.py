@@ -23,10 +23,14 @@ WAYS: dict[str, dict[str, Any]] = {
     "matched merge, block 2 drops": {"select": "matched", "removed": "merge", "drops": [2]},
     "predicted drop": {"select": "predicted", "removed": "drop"},
     "predicted merge": {"select": "predicted", "removed": "merge"},
+    "predicted merge, context": {"select": "predicted", "removed": "merge", "kind": "context"},
+    "predicted merge, pool": {"select": "predicted", "removed": "merge", "kind": "pool"},
     "predicted merge, block 1 drops": {"select": "predicted", "removed": "merge", "drops": [1]},
     "predicted drop, pool": {"select": "predicted", "removed": "drop", "kind": "pool"},
+    "predicted drop, context": {"select": "predicted", "removed": "drop", "kind": "context"},
     "threshold": {"select": "predicted", "removed": "drop", "thresholds": [-3.0, -1.0, 0.0, 0.0]},
     "threshold, pool": {"select": "predicted", "removed": "drop", "kind": "pool", "thresholds": [-9.0, -1.0, 0.5, 0.0]},
+    "threshold, context": {"select": "predicted", "kind": "context", "thresholds": [-3.0, -1.0, 0.0, 0.0]},
 }
 pytestmark = pytest.mark.filterwarnings("ignore:There is no packed attention")
 
@@ -55,13 +59,23 @@ def test_static_merge_equals_the_masked_reference(kind: str) -> None:
         assert relative(ps.apply(model, plan)(images), ps.masked_logits(model, plan, images)) < CLOSE
 
 
+def in_halves(counts: list[int]) -> list[int]:
+    """The same counts, raised where a block would keep less than half."""
+    left, found = 16, []
+    for count in counts:
+        left = max(count, left // 2)
+        found.append(left)
+    return found
+
+
 @settings(max_examples=25, deadline=None)
 @given(
     counts=st.lists(st.integers(1, 16), min_size=4, max_size=4).map(lambda n: sorted(n, reverse=True)),
-    way=st.sampled_from(["predicted drop", "predicted merge", "threshold"]),
+    way=st.sampled_from(["predicted drop", "predicted merge", "predicted merge, context", "threshold, context"]),
     seed=st.integers(0, 5),
 )
 def test_any_counts_equal_the_masked_reference(counts: list[int], way: str, seed: int) -> None:
+    counts = in_halves(counts) if "merge" in way else counts
     model, plan, weights, slim = made("mean with prefix", way, counts=counts)
     images = make_images(2, seed=seed)
     with torch.no_grad():
@@ -89,7 +103,7 @@ def test_static_merge_with_everything_kept_gives_the_hosts_logits(kind: str) -> 
         assert relative(ps.apply(model, plan)(images), model(images)) < CLOSE
 
 
-@pytest.mark.parametrize("way", ["threshold", "threshold, pool"])
+@pytest.mark.parametrize("way", ["threshold", "threshold, pool", "threshold, context"])
 @pytest.mark.parametrize("batch", [1, 7])
 def test_packed_equals_one_at_a_time(kind: str, way: str, batch: int) -> None:
     _, _, _, slim = made(kind, way)

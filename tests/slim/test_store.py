@@ -10,6 +10,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import patchslim as ps
+from patchslim.hosts.weights import read_weights, write_weights
 from patchslim.slim import load_host
 from small import make_host, make_images, slim_of
 
@@ -147,3 +148,13 @@ def test_nothing_in_a_run_names_this_machine(tmp_path: Path) -> None:
     for name in ("config.json", "metrics.json", "plan.json"):
         assert str(tmp_path) not in (tmp_path / "run" / name).read_text()
     assert json.loads((tmp_path / "run" / "config.json").read_text())["version"] == 1
+
+
+def test_a_file_whose_header_has_a_pickles_length_is_read(tmp_path: Path) -> None:
+    """Bare pickles start with 0x80; so does a safetensors file with a header of 128, 384, … bytes."""
+    path, starts = tmp_path / "weights.safetensors", set()
+    for length in range(1, 300):
+        write_weights(path, {"w" * length: torch.ones(1)})
+        starts.add(path.read_bytes()[0])
+        assert list(read_weights(path)) == ["w" * length]
+    assert 0x80 in starts

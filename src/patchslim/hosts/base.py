@@ -112,8 +112,11 @@ class Host(Protocol):
     def attention(self, block: nn.Module, x: Tensor, n: int) -> Tensor:
         """P_l^h for the first `n` tokens: (B, n_in, d) → (B, H, n, n_in), rows sum to 1."""
 
-    def features(self, tokens: Tensor) -> Tensor:
-        """What the classifier reads, from the output of the last block: (B, n, d) → (B, d)."""
+    def features(self, tokens: Tensor, weight: Tensor | None = None) -> Tensor:
+        """What the classifier reads, from the output of the last block: (B, n, d) → (B, d).
+
+        `weight` (B, n) says how much each token counts where the head pools; 0 is as if it were not there.
+        """
 
     def logits(self, tokens: Tensor) -> Tensor:
         """The host's output from the output of the last block: (B, n, d) → (B, classes)."""

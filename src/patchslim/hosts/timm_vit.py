@@ -51,9 +51,18 @@ class TimmViT:
         """P_l^h of the first `n` tokens: (B, n_in, d) → (B, H, n, n_in)."""
         return timm_block.attention_map(block, x, n)
 
-    def features(self, tokens: Tensor) -> Tensor:
-        """What the classifier reads: (B, n, d) → (B, d)."""
-        return self.model.forward_head(self.model.norm(tokens), pre_logits=True)  # type: ignore[no-any-return]
+    def features(self, tokens: Tensor, weight: Tensor | None = None) -> Tensor:
+        """What the classifier reads: (B, n, d) → (B, d), a pool counting tokens by their weight (B, n)."""
+        model, x = self.model, self.model.norm(tokens)
+        if weight is None or not self.info.reads_patches:
+            return model.forward_head(x, pre_logits=True)  # type: ignore[no-any-return]
+        first = 0 if self.info.head_reads_prefix else self.info.prefix_tokens
+        x, weight = x[:, first:], weight[:, first:].to(x.dtype)
+        if self.info.readout == "attention-pool":
+            pooled = model.attn_pool(x, attn_mask=weight.log()[:, None, None, :])
+        else:
+            pooled = (x * weight[..., None]).sum(dim=1) / weight.sum(dim=1, keepdim=True)
+        return model.head_drop(model.fc_norm(pooled))  # type: ignore[no-any-return]
 
     def logits(self, tokens: Tensor) -> Tensor:
         """The host's output: (B, n, d) → (B, classes)."""

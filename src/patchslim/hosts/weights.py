@@ -21,8 +21,9 @@ def read_weights(path: Path) -> dict[str, Tensor]:
     """The tensors of a safetensors file; CheckpointError when it is something else."""
     try:
         with path.open("rb") as file:
-            start = file.read(4)
-        if start.startswith(PICKLE_STARTS):
+            start = file.read(9)
+        # A safetensors file starts with the length of its header, which may be any bytes, and then the header, JSON.
+        if start.startswith(PICKLE_STARTS) and start[8:] != b"{":
             raise CheckpointError(
                 f"{path} is a pickle, which can run code when it is read; convert it with "
                 "safetensors.torch.save_file(state_dict, 'model.safetensors') and give that file."

@@ -1,7 +1,7 @@
 """The effect of removing patches: what it does to what the head reads, to first order.
 
-A gate on a patch multiplies its weight in every attention row that reads it. J holds the derivatives of the readout in
-the gates; taking a patch away from a block on closes its gates there and in all later blocks.
+A gate on a patch multiplies its weight in every attention row, and in the pool, that reads it. J holds the derivatives
+of the readout in the gates; taking a patch away from a block on closes its gates there and in all later blocks.
 """
 
 from __future__ import annotations

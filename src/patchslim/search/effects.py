@@ -76,12 +76,8 @@ class Effects:
             kept = gates[layer - 1].shape[1] if layer <= self.blocks else 0
             mix = plain if layer == 1 else sized(_with_prefix(gates[layer - 2], prefix))
             x = math.compute(block, x[:, : prefix + kept], math.read(block, x), mix)
-        if self.info.reads_patches:
-            # A patch that leaves a pool is replaced, to first order, by the average of those that stay.
-            patches = x[:, prefix:]
-            mean = patches.mean(dim=1, keepdim=True)
-            x = torch.cat([x[:, :prefix], mean + gates[-1][..., None] * (patches - mean)], dim=1)
-        return self.host.features(x).flatten(1)
+        weight = _with_prefix(gates[-1], prefix) if self.info.reads_patches else None
+        return self.host.features(x, weight).flatten(1)
 
 
 def _with_prefix(gate: Tensor, prefix: int) -> Tensor:

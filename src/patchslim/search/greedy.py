@@ -38,13 +38,14 @@ class Greedy:
 
     def search(self, target: float | None, tolerance: float | None) -> tuple[SlimPlan, float]:
         """The plan at a MAC ratio, or the smallest within a tolerance of the readout, and its error."""
+        self.features.focus((0, self.info.depth))  # counts the images also where everything is remembered
         if target is not None:
             budget = target * host_macs(self.info)
             count = self._first(lambda moves: self.macs(moves) <= budget)
         else:
             assert tolerance is not None
             count = self._first(lambda moves: self.error(moves) > tolerance)
-            count -= self.error(count) > tolerance
+            count = max(0, count - (self.error(count) > tolerance))
         return self.plan(count), self.error(count)
 
     def _first(self, over: Callable[[int], bool]) -> int:
@@ -105,6 +106,8 @@ class Greedy:
     def _stage(self, budget: float) -> list[int]:
         """The moves down to a budget, with derivatives taken where the path stands."""
         exits = self.exits(len(self.moves))
+        if not any(self._saved(self.counts(exits))):
+            return []
         parts = list(self.effects.batches(exits, PROBES, len(self.stages)))
         jacobian = torch.cat([part.permute(1, 2, 0, 3).flatten(2) for part, _ in parts], dim=2)
         removal = Removal(jacobian, torch.cat([residual.flatten() for _, residual in parts]))
