@@ -24,7 +24,7 @@ class RecoverConfig:
     epochs: int = 30  # of distillation
     block_epochs: int = 1  # of block-wise reconstruction
     supervised_epochs: int = 0
-    learning_rate: float = 1e-4  # of distillation and supervised training, at its peak
+    learning_rate: float = 5e-5  # of distillation and supervised training, at its peak
     block_learning_rate: float = 5e-5
     weight_decay: float = 0.01
     warmup: float = 0.1  # share of the steps in which the learning rate rises
