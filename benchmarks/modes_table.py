@@ -159,7 +159,7 @@ def main() -> None:
             for ratio in args.ratios:
                 for mode in args.modes:
                     settings = ps.SearchConfig(target_macs=ratio, seed=seed, batch_size=args.batch_size, **MODES[mode])
-                    memory = (args.memory or Path(folder)) / f"{mode.removesuffix(', threshold')} {seed}"
+                    memory = (args.memory or Path(folder)) / f"{mode} {seed}"
                     found, slim = row(model, images, val, sure, settings, memory)
                     table["rows"].append({"mode": mode} | found)
                     print(json.dumps({"mode": mode} | found), flush=True)

@@ -65,7 +65,10 @@ def slim(
     mode: Annotated[
         Mode, typer.Option("--mode", help="Of predicted: a fixed number per block, or a threshold.")
     ] = "top-k",
-    predictor: Annotated[PredictorKind, typer.Option("--predictor", help="Of predicted: the module G.")] = "context",
+    predictor: Annotated[
+        PredictorKind | None,
+        typer.Option("--predictor", help="Of predicted: the module G [context; with a threshold: mlp]."),
+    ] = None,
     images: Annotated[int, typer.Option("--images", min=1, help="Calibration images to use.")] = 256,
     step: Annotated[
         int, typer.Option("--step", min=1, help="Patches added at a time, with a score other than effect.")
@@ -98,7 +101,7 @@ def slim(
         select=select,
         removed=removed,  # type: ignore[arg-type]  # None is resolved
         mode=mode,
-        predictor=predictor,
+        predictor=predictor,  # type: ignore[arg-type]  # None is resolved
         step=step,
         tune_epochs=tune_epochs,  # type: ignore[arg-type]  # None is resolved
         learning_rate=learning_rate,

@@ -20,7 +20,7 @@ class SearchConfig:
     What is left at None gets the usual value for the way of choosing: where images choose, removed patches merge (with
     a threshold they can't), else they drop; patches are ranked by the effect of their removal (by the paper's impact
     where they are carried, or where block tuning is asked for); blocks are tuned for 3 epochs where the paper's
-    Algorithm 1 decides.
+    Algorithm 1 decides; G knows the image's average patch, except with a threshold, which compares images.
     """
 
     tolerance: float | None = None  # ε: relative error of a block's reconstruction, or of the readout
@@ -29,7 +29,7 @@ class SearchConfig:
     select: Select = "static"
     removed: Removed = None  # type: ignore[assignment]  # None, until it is resolved
     mode: Mode = "top-k"  # of predicted patches
-    predictor: PredictorKind = "context"
+    predictor: PredictorKind = None  # type: ignore[assignment]  # the module G; None, until it is resolved
     predictor_epochs: int = 60  # epochs over the images in which G learns
     step: int = 10  # r': patches added at a time
     tune_epochs: int = None  # type: ignore[assignment]  # epochs of block tuning on cached features
@@ -58,6 +58,7 @@ class SearchConfig:
         put = object.__setattr__  # the usual way to set a field of a frozen dataclass once
         given = dict(vars(self))  # as given: None where it was left open
         drops = self.select == "static" or self.mode == "threshold"
+        put(self, "predictor", given["predictor"] or ("mlp" if self.mode == "threshold" else "context"))
         put(self, "removed", given["removed"] or ("drop" if drops else "merge"))
         if self.removed == "carry" and self.select != "static":
             raise BudgetError(f"Removed patches can't be carried along when {self.select}; choose drop or merge.")
@@ -92,7 +93,7 @@ class SearchConfig:
         )
         for name, known, words in choices:
             value = getattr(self, name)
-            if value not in known and not (value is None and name in ("score", "removed")):
+            if value not in known and not (value is None and name in ("score", "removed", "predictor")):
                 raise BudgetError(f"{words.format(value)}; choose one of {', '.join(known)}.")
 
     def _check_numbers(self) -> None:
