@@ -150,17 +150,43 @@ def recoveries(pattern: str) -> list[dict[str, Any]]:
     return sorted(found, key=lambda row: (-row["target_macs"], row["top1_after"]))
 
 
-def recovery_table(pattern: str = "recovery_deit_tiny_*.json") -> None:
+def recovery_table() -> None:
     """Before and after recovery."""
-    print("| mode | MACs | before | points lost | after | points lost | search, s | recovery, s |")
+    print("| mode | MACs | epochs | before | points lost | after | points lost | recovery, s |")
     print("| --- | --- | --- | --- | --- | --- | --- | --- |")
-    for row in recoveries(pattern):
-        cells = [row["mode"], f"{row['macs_ratio']:.3f}"]
+    for row in [*recoveries("recovery_deit_tiny_*.json"), *recoveries("recovery_short_*.json")]:
+        cells = [row["mode"], f"{row['macs_ratio']:.3f}", str(row["epochs"])]
         for when in ("before", "after"):
             loss = difference(row["base_right"], row[f"right_{when}"], row["images"])
             cells += [f"{row[f'top1_{when}']:.2f}", loss]
-        cells += [f"{row['search_seconds']:.0f}", f"{row['recovery_seconds']:.0f}"]
-        print("| " + " | ".join(cells) + " |")
+        print("| " + " | ".join([*cells, f"{row['recovery_seconds']:.0f}"]) + " |")
+    print()
+
+
+def rate_table() -> None:
+    """The learning rate of recovery, by held-out training images."""
+    print("| learning rate | loss before | after | same answer as the host before | after |")
+    print("| --- | --- | --- | --- | --- |")
+    for path in sorted(RESULTS.glob("recovery_rate_*.json")):
+        table = json.loads(path.read_text())
+        row = table["rows"][0]
+        losses = [f"{row[f'held_out_loss_{when}']:.3f}" for when in ("before", "after")]
+        agree = [f"{row[f'held_out_agreement_{when}']:.1f} %" for when in ("before", "after")]
+        print(f"| {table['recovery']['learning_rate']:g} | " + " | ".join(losses + agree) + " |")
+    print()
+
+
+def known_table() -> None:
+    """What a perfect G would be worth (docs/decisions.md)."""
+    found = rows("known_scores_*.json")
+    print("| exact score | drop: error | KL | same answer | merge: error | KL | same answer |")
+    print("| --- | --- | --- | --- | --- | --- | --- |")
+    for score in dict.fromkeys(row["score"] for row in found):
+        own = {row["removed"]: row for row in found if row["score"] == score}
+        cells = [
+            f"{own[way]['error']:.4f} | {own[way]['kl']:.4f} | {own[way]['agree']:.1f} %" for way in ("drop", "merge")
+        ]
+        print(f"| {score} | " + " | ".join(cells) + " |")
     print()
 
 
@@ -193,6 +219,8 @@ def merge_table() -> None:
 if __name__ == "__main__":
     merge_table()
     recovery_table()
+    rate_table()
+    known_table()
     score_comparison()
     mode_table()
     rank_table()

@@ -1,5 +1,6 @@
 """Accuracy against counting by hand; timing by its shape, never by its numbers."""
 
+import math
 from collections.abc import Iterator
 
 import pytest
@@ -152,3 +153,29 @@ def test_macs_of_each_image_are_counted_per_model() -> None:
     again, twice, difference = evaluate_pair(slim, slim, source, batch_size=8)
     assert again == twice == first
     assert difference.difference == 0
+
+
+class Alike(torch.nn.Module):
+    """Says the same of every image."""
+
+    def __init__(self, logits: list[float]) -> None:
+        super().__init__()
+        self.logits = torch.nn.Parameter(torch.tensor(logits))
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        """(B, …) → (B, classes)."""
+        return self.logits.expand(len(images), -1)
+
+
+@pytest.mark.parametrize(
+    ("logits", "top1"),
+    [
+        ([1.0, 2.0, 3.0, 0.0], 25.0),
+        ([1.0, 1.0, 1.0, 1.0], 25.0),  # a network that says nothing is right where argmax is: at the first class
+        ([math.nan] * 4, 0.0),
+        ([math.nan, 5.0, 0.0, 0.0], 0.0),
+    ],
+)
+def test_a_network_that_gives_no_numbers_is_never_right(logits: list[float], top1: float) -> None:
+    images = tensor_images(torch.zeros(4, 3, 8, 8), torch.arange(4))
+    assert evaluate(Alike(logits), images).top1 == top1
