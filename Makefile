@@ -21,7 +21,7 @@ types: $(VENV)/.test-ready
 	$(BIN)/mypy
 
 tests: $(VENV)/.test-ready
-	$(BIN)/pytest
+	$(BIN)/pytest --numprocesses auto --dist worksteal
 
 # The demo needs digits and pictures; the tests need everything.
 $(VENV)/.demo-ready: pyproject.toml constraints.txt

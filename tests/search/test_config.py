@@ -123,7 +123,6 @@ def test_what_is_given_stays(settings: dict[str, Any]) -> None:
         ({"select": "predicted", "score": "uniform"}, "uniform is alike for all images"),
         ({"removed": "carry", "score": "effect"}, "carried ones need another"),
         ({"select": "matched", "score": "effect"}, "leave the score out"),
-        ({"tune_epochs": 1}, "set tune_epochs to 0"),
         ({"score": "effect", "tune_epochs": 1}, "set tune_epochs to 0"),
         ({"select": "matched", "tune_epochs": 1}, "set tune_epochs to 0"),
         ({"select": "predicted", "tune_epochs": 3}, "set tune_epochs to 0"),
@@ -175,3 +174,15 @@ def test_what_was_resolved_is_written_down_and_makes_the_same_settings(settings:
     assert written["removed"] is not None
     assert written["tune_epochs"] is not None
     assert ps.SearchConfig(**written) == config
+
+
+def test_asking_for_block_tuning_asks_for_algorithm_1() -> None:
+    config = SearchConfig(tune_epochs=2)
+    assert (config.score, config.top_down, config.tune_epochs) == ("impact", True, 2)
+    assert SearchConfig(tune_epochs=0).score == "effect"
+
+
+def test_G_does_not_know_the_average_patch_where_images_are_compared() -> None:
+    assert SearchConfig(select="predicted").predictor == "context"
+    assert SearchConfig(select="predicted", mode="threshold").predictor == "mlp"
+    assert SearchConfig(select="predicted", mode="threshold", predictor="context").predictor == "context"
