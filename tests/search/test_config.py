@@ -177,12 +177,12 @@ def test_what_was_resolved_is_written_down_and_makes_the_same_settings(settings:
 
 
 def test_asking_for_block_tuning_asks_for_algorithm_1() -> None:
-    config = SearchConfig(tune_epochs=2)
+    config = ps.SearchConfig(tune_epochs=2)
     assert (config.score, config.top_down, config.tune_epochs) == ("impact", True, 2)
-    assert SearchConfig(tune_epochs=0).score == "effect"
+    assert ps.SearchConfig(tune_epochs=0).score == "effect"
 
 
 def test_G_does_not_know_the_average_patch_where_images_are_compared() -> None:
-    assert SearchConfig(select="predicted").predictor == "context"
-    assert SearchConfig(select="predicted", mode="threshold").predictor == "mlp"
-    assert SearchConfig(select="predicted", mode="threshold", predictor="context").predictor == "context"
+    assert ps.SearchConfig(select="predicted").predictor == "context"
+    assert ps.SearchConfig(select="predicted", mode="threshold").predictor == "mlp"
+    assert ps.SearchConfig(select="predicted", mode="threshold", predictor="context").predictor == "context"
