@@ -34,7 +34,10 @@ def test_parts_of_the_recipe_can_be_left_out(settings: dict[str, float]) -> None
     model = make_host()
     images = tensor_images(make_images(24), LABELS)
     config = RecoverConfig(**ONLY | settings)
-    recover(ps.apply(model, plan_of(model, PYRAMID)), model, images, config)
+    found = recover(ps.apply(model, plan_of(model, PYRAMID)), model, images, config)
+    (stage,) = found.report["stages"]
+    assert stage["stopped"] == "finished"
+    assert stage["after"] <= stage["before"]
 
 
 def test_unlabelled_images_are_left_out() -> None:

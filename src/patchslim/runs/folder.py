@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -10,8 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from patchslim.errors import RunError
+from patchslim.files import check_same, read_json, write_json
+from patchslim.search.ledger import LEDGER
 from patchslim.search.topdown import Listener
-from patchslim.slim.store import holds_run
+from patchslim.slim.store import PLAN, SEARCH, holds_run
 
 STARTED, LOG = "started.json", "log.jsonl"
 SOURCE = "source"  # where the images lay; the fingerprint, not the place, decides whether they are the same
@@ -45,6 +48,37 @@ def alone(folder: Path, place: str) -> Iterator[None]:
         except BlockingIOError:
             raise RunError(f"Another process is working on {folder}; wait for it or choose another folder.") from None
         yield
+
+
+@contextmanager
+def searching(folder: Path, started: Mapping[str, Any], listen: Listener) -> Iterator[Listener]:
+    """Search in a folder, alone, for what was started there and nothing else; gives the listener that also logs.
+
+    What was found out stays for `--resume`; a new folder in which nothing was found goes again.
+    """
+    fresh = not folder.exists()
+    try:
+        (folder / SEARCH).mkdir(parents=True, exist_ok=True)
+        with alone(folder, SEARCH):
+            check_started(folder, folder / SEARCH / STARTED, started)
+            write_json(folder / SEARCH / STARTED, started)
+            yield logged(folder / LOG, listen)
+            shutil.rmtree(folder / SEARCH)
+    except BaseException:
+        if fresh and folder.exists() and not (folder / SEARCH / LEDGER).exists() and not (folder / PLAN).exists():
+            shutil.rmtree(folder)
+        raise
+
+
+def check_started(folder: Path, path: Path, started: Mapping[str, Any]) -> None:
+    """Raise RunError when the run was started with another model, other settings, weights or images."""
+    if not path.exists():
+        if (folder / SEARCH / LEDGER).exists():
+            raise RunError(f"{folder} can't be resumed: its {STARTED} is missing; remove it and start again.")
+        return
+    before = read_json(path, RunError, "run's settings")
+    now = {name: value for name, value in started.items() if name != SOURCE}
+    check_same(before, now, str(folder), OTHERWISE)
 
 
 def logged(log: Path, listen: Listener) -> Listener:

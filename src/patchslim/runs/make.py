@@ -13,14 +13,13 @@ from torch import Tensor, nn
 
 from patchslim.data import ImageSource
 from patchslim.errors import RunError
-from patchslim.files import check_same, read_json, write_json
+from patchslim.files import read_json
 from patchslim.hosts import HostInfo, inspect
 from patchslim.hosts.weights import write_weights
 from patchslim.macs import count_macs, host_macs
 from patchslim.plan import SlimPlan
-from patchslim.runs.folder import LOG, OTHERWISE, SOURCE, STARTED, alone, logged
+from patchslim.runs.folder import check_started, searching
 from patchslim.search import SearchConfig, search
-from patchslim.search.ledger import LEDGER
 from patchslim.search.topdown import Listener
 from patchslim.slim import apply, load
 from patchslim.slim.predictor import is_predictor_key
@@ -41,23 +40,11 @@ def make_run(
     """
     if (folder / PLAN).exists():
         return finished(folder, started)
-    fresh = not folder.exists()
     start = time.monotonic()
-    try:
-        (folder / SEARCH).mkdir(parents=True, exist_ok=True)
-        with alone(folder, SEARCH):
-            check_started(folder, folder / SEARCH / STARTED, started)
-            write_json(folder / SEARCH / STARTED, started)
-            listen = logged(folder / LOG, listen)
-            plan, tuned = search(network, source, config, checkpoint=folder / SEARCH, listen=listen)
-            metrics = {"seconds": round(time.monotonic() - start, 1), "skipped_images": source.skipped}
-            metrics = write_found(network, plan, tuned, folder, started, metrics)
-            shutil.rmtree(folder / SEARCH)
-    except BaseException:
-        if fresh and folder.exists() and not (folder / SEARCH / LEDGER).exists() and not (folder / PLAN).exists():
-            shutil.rmtree(folder)  # nothing found yet: leave nothing behind
-        raise
-    return metrics
+    with searching(folder, started, listen) as told:
+        plan, tuned = search(network, source, config, checkpoint=folder / SEARCH, listen=told)
+        known = {"seconds": round(time.monotonic() - start, 1), "skipped_images": source.skipped}
+        return write_found(network, plan, tuned, folder, started, known)
 
 
 def write_found(
@@ -88,17 +75,6 @@ def finished(folder: Path, started: Mapping[str, Any]) -> dict[str, Any]:
     if not all(isinstance(metrics[name], (int, float)) for name in ("seconds", "skipped_images")):
         raise RunError(f"{folder / METRICS} is damaged; the model itself is whole and can be loaded.")
     return metrics
-
-
-def check_started(folder: Path, path: Path, started: Mapping[str, Any]) -> None:
-    """Raise RunError when the run was started with another model, other settings, weights or images."""
-    if not path.exists():
-        if (folder / SEARCH / LEDGER).exists():
-            raise RunError(f"{folder} can't be resumed: its {STARTED} is missing; remove it and start again.")
-        return
-    before = read_json(path, RunError, "run's settings")
-    now = {name: value for name, value in started.items() if name != SOURCE}
-    check_same(before, now, str(folder), OTHERWISE)
 
 
 def measure_plan(network: nn.Module, plan: SlimPlan) -> dict[str, Any]:

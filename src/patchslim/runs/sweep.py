@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -14,10 +13,9 @@ from torch import nn
 from patchslim.data import ImageSource
 from patchslim.errors import RunError
 from patchslim.files import write_json
-from patchslim.runs.folder import LOG, STARTED, alone, check_folder, logged
-from patchslim.runs.make import check_started, finished, write_found
+from patchslim.runs.folder import check_folder, searching
+from patchslim.runs.make import finished, write_found
 from patchslim.search import SearchConfig
-from patchslim.search.ledger import LEDGER
 from patchslim.search.run import Session
 from patchslim.search.topdown import Listener
 from patchslim.slim.store import PLAN, SEARCH
@@ -48,28 +46,18 @@ def make_sweep(
     listen: Listener = lambda event: None,
 ) -> dict[float, dict[str, Any]]:
     """A run for every ratio, under `macs-RATIO`; returns their metrics by ratio. Finished ones are left alone."""
-    fresh, metrics = not folder.exists(), {}
-    try:
-        (folder / SEARCH).mkdir(parents=True, exist_ok=True)
-        with alone(folder, SEARCH):
-            check_started(folder, folder / SEARCH / STARTED, started)
-            write_json(folder / SEARCH / STARTED, started)
-            listen = logged(folder / LOG, listen)
-            session = Session(network, source, config, checkpoint=folder / SEARCH, listen=listen)
-            for ratio in sorted(ratios, reverse=True):
-                own = replace(config, tolerance=None, target_macs=ratio)
-                run, about = folder / run_name(ratio), dict(started) | {"settings": own.as_dict()}
-                if (run / PLAN).exists():
-                    metrics[ratio] = finished(run, about)
-                    continue
-                start = time.monotonic()
-                plan, tuned = session.find(own)
-                known = {"seconds": round(time.monotonic() - start, 1), "skipped_images": source.skipped}
-                metrics[ratio] = write_found(network, plan, tuned, run, about, known)
-            write_json(folder / SWEEP, {"runs": {run_name(ratio): found for ratio, found in metrics.items()}})
-            shutil.rmtree(folder / SEARCH)
-    except BaseException:
-        if fresh and not metrics and not (folder / SEARCH / LEDGER).exists():
-            shutil.rmtree(folder, ignore_errors=True)  # nothing found yet: leave nothing behind
-        raise
+    metrics: dict[float, dict[str, Any]] = {}
+    with searching(folder, started, listen) as told:
+        session = Session(network, source, config, checkpoint=folder / SEARCH, listen=told)
+        for ratio in sorted(ratios, reverse=True):
+            own = replace(config, tolerance=None, target_macs=ratio)
+            run, about = folder / run_name(ratio), dict(started) | {"settings": own.as_dict()}
+            if (run / PLAN).exists():
+                metrics[ratio] = finished(run, about)
+                continue
+            start = time.monotonic()
+            plan, tuned = session.find(own)
+            known = {"seconds": round(time.monotonic() - start, 1), "skipped_images": source.skipped}
+            metrics[ratio] = write_found(network, plan, tuned, run, about, known)
+        write_json(folder / SWEEP, {"runs": {run_name(ratio): found for ratio, found in metrics.items()}})
     return metrics
