@@ -9,12 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+import torch.nn.functional as F
+from torch import Tensor, nn
 
 from patchslim.data import ImageSource, tensor_images
 from patchslim.data.transform import Transform
 from patchslim.data.views import Order
 from patchslim.measure import device_name
+from patchslim.search.network import relative_error
 
 
 def options(doc: str | None) -> argparse.ArgumentParser:
@@ -46,6 +48,15 @@ def head(args: argparse.Namespace, device: torch.device) -> dict[str, Any]:
         "dtype": "float32",
         "calibration_images": args.images,
     }
+
+
+def closeness(head: nn.Module, found: Tensor, wanted: Tensor) -> dict[str, float]:
+    """How close a slim model's features (images, d) are to the host's: their error, KL of the outputs in nats, and in
+    percent how often the answer is the same."""
+    got, expected = head(found).log_softmax(dim=1), head(wanted).log_softmax(dim=1)
+    kl = F.kl_div(got, expected, reduction="batchmean", log_target=True)
+    agree = (got.argmax(dim=1) == expected.argmax(dim=1)).double().mean() * 100
+    return {"error": float(relative_error(found, wanted).mean()), "kl": float(kl), "agree": float(agree)}
 
 
 VIEWS: dict[Any, Any] = {}  # of all training images, for as long as the process lives

@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
+from harness import closeness
 from patchslim.cli.common import open_device, open_model
 from patchslim.data import open_images, tensor_images
 from patchslim.files import write_json
@@ -24,7 +24,6 @@ from patchslim.measure import device_name
 from patchslim.plan import PredictorSpec, Removed, build_plan
 from patchslim.search.exact import exact_scores
 from patchslim.search.features import Features
-from patchslim.search.network import relative_error
 from patchslim.slim.assemble import slim_blocks
 
 COUNTS = (196, 178, 178, 160, 140, 110, 90, 65, 55, 45, 45, 0)
@@ -80,17 +79,12 @@ def main() -> None:
     features = Features(host, images, BATCH, 8 * 2**30)
     features.focus((0, host.info.depth))
     wanted = torch.cat([host.features(out) for (out,) in features.batches(host.info.depth)])
-    expected = model.head(wanted).log_softmax(dim=1)
     rows: list[dict[str, Any]] = []
     for score in ("impact", "attention", "effect"):
         scores = exact_scores(host, features, COUNTS, score)
         for removed in ("drop", "merge"):
             found = readout(host, features, scores, removed)
-            got = model.head(found).log_softmax(dim=1)
-            kl = F.kl_div(got, expected, reduction="batchmean", log_target=True)
-            agree = (got.argmax(dim=1) == expected.argmax(dim=1)).double().mean() * 100
-            row = {"score": score, "removed": removed, "error": float(relative_error(found, wanted).mean())}
-            rows.append(row | {"kl": float(kl), "agree": float(agree)})
+            rows.append({"score": score, "removed": removed} | closeness(model.head, found, wanted))
             print(rows[-1], flush=True)
     if args.out is not None:
         table = {"images": len(wanted), "device": device_name(device), "torch": torch.__version__, "counts": COUNTS}

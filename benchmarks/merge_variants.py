@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 import patchslim as ps
+from harness import closeness
 from patchslim.cli.common import open_device, open_model
 from patchslim.data import open_images
 from patchslim.files import write_json
@@ -108,15 +108,10 @@ def main() -> None:
     source = open_images(args.data, model=model, limit=args.images, seed=0)
     batches = [images.to(device) for images, _ in source.batches(50)]
     wanted = features(model, batches)
-    expected = model.head(wanted).log_softmax(dim=1)
     rows = []
     for ways in VARIANTS:
         found = features(with_variant(model, ways), batches)
-        got = model.head(found).log_softmax(dim=1)
-        error = (found - wanted).square().sum(dim=1) / wanted.square().sum(dim=1)
-        kl = F.kl_div(got, expected, reduction="none", log_target=True).sum(dim=1)
-        agree = (got.argmax(dim=1) == expected.argmax(dim=1)).double().mean() * 100
-        rows.append(ways | {"error": float(error.mean()), "kl": float(kl.mean()), "agree": float(agree)})
+        rows.append(ways | closeness(model.head, found, wanted))
         print(rows[-1], flush=True)
     if args.out is not None:
         table = {"images": len(wanted), "device": device_name(device), "torch": torch.__version__, "counts": COUNTS}

@@ -152,14 +152,15 @@ def recoveries(pattern: str) -> list[dict[str, Any]]:
 
 def recovery_table() -> None:
     """Before and after recovery."""
-    print("| mode | MACs | epochs | before | points lost | after | points lost | recovery, s |")
-    print("| --- | --- | --- | --- | --- | --- | --- | --- |")
+    print("| mode | MACs | epochs | before | points lost | after | points lost | same answer, held-out | recovery, s |")
+    print("| --- | --- | --- | --- | --- | --- | --- | --- | --- |")
     for row in [*recoveries("recovery_deit_tiny_*.json"), *recoveries("recovery_short_*.json")]:
         cells = [row["mode"], f"{row['macs_ratio']:.3f}", str(row["epochs"])]
         for when in ("before", "after"):
             loss = difference(row["base_right"], row[f"right_{when}"], row["images"])
             cells += [f"{row[f'top1_{when}']:.2f}", loss]
-        print("| " + " | ".join([*cells, f"{row['recovery_seconds']:.0f}"]) + " |")
+        agree = [f"{row[f'held_out_agreement_{when}']:.1f}" for when in ("before", "after")]
+        print("| " + " | ".join([*cells, " → ".join(agree), f"{row['recovery_seconds']:.0f}"]) + " |")
     print()
 
 
@@ -190,19 +191,20 @@ def known_table() -> None:
     print()
 
 
-def score_comparison(pattern: str = "recovery_deit_tiny_*.json") -> None:
-    """What the effect score gains over the others, image by image, before and after the same recovery."""
-    found = [row for row in recoveries(pattern) if row["mode"].startswith("static drop")]
-    for own in (row for row in found if row["mode"] == "static drop"):
-        others = [row for row in found if row is not own and row["target_macs"] == own["target_macs"]]
-        if others:
-            print(f"| effect against, at {own['target_macs']:g} | before | after |")
-            print("| --- | --- | --- |")
-        for row in others:
-            gains = [
-                difference(own[f"right_{when}"], row[f"right_{when}"], own["images"]) for when in ("before", "after")
-            ]
-            print(f"| {row['mode'].removeprefix('static drop, ')} | " + " | ".join(gains) + " |")
+def score_comparison() -> None:
+    """What the effect score gains over the others at 0.55, image by image, before and after the same recovery."""
+    start = "static drop"
+    plain = {row["mode"]: row for row in modes() if row["mode"].startswith(start) and row["target_macs"] == 0.55}
+    recovered = {row["mode"]: row for row in recoveries("recovery_deit_tiny_*.json") if row["mode"] in plain}
+    print("| effect against, at 0.55 | before | after |")
+    print("| --- | --- | --- |")
+    for mode, row in plain.items():
+        if mode == start:
+            continue
+        gains = [difference(plain[start]["right"], row["right"], row["images"]), "–"]
+        if mode in recovered:
+            gains[1] = difference(recovered[start]["right_after"], recovered[mode]["right_after"], row["images"])
+        print(f"| {mode.removeprefix(start + ', ')} | " + " | ".join(gains) + " |")
     print()
 
 

@@ -1,11 +1,24 @@
 """What tests of the command line share; `conftest.py` has the fixture that runs it."""
 
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
 from PIL import Image
 
+from patchslim.cli.main import main
+
 Run = Callable[..., tuple[int, str, str]]  # words → exit code, standard output, standard error
+
+
+def call(*words: str) -> int:
+    """A command's exit code; what it prints is the test's to catch."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", ["patchslim", *words])
+        with pytest.raises(SystemExit) as end:
+            main()
+    return int(end.value.code or 0)
 
 
 def refused(result: tuple[int, str, str], words: str) -> None:

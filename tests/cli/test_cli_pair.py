@@ -2,7 +2,6 @@
 
 import json
 import shutil
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,22 +11,13 @@ import torch
 from PIL import Image
 from safetensors.torch import save_file
 
-from patchslim.cli.main import main
+from commands import call
 from patchslim.data import Images, open_images
 from patchslim.measure import paired
 from patchslim.slim import load
 
 SLIM = ("slim", "digits_vit", "--pretrained", "--data", "digits", "--images", "16", "--step", "8", "--tune-epochs", "0")
 ON = ("--data", "digits", "--device", "cpu", "--limit", "120")
-
-
-def call(*words: str) -> int:
-    """The command's exit code."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sys, "argv", ["patchslim", *words])
-        with pytest.raises(SystemExit) as end:
-            main()
-    return int(end.value.code or 0)
 
 
 def result(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, Any]:

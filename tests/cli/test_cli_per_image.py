@@ -2,13 +2,12 @@
 
 import json
 import shutil
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from patchslim.cli.main import main
+from commands import call
 from patchslim.slim import packed_attention
 
 SLIM = ["slim", "digits_vit", "--pretrained", "--data", "digits", "--images", "8", "--target-macs", "0.6"]
@@ -25,15 +24,6 @@ def run(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, dict[str,
     code = call(*words, "--json")
     found = capsys.readouterr()
     return code, json.loads(found.out) if found.out.strip() else {}, found.err
-
-
-def call(*words: str) -> int:
-    """The command's exit code."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sys, "argv", ["patchslim", *words])
-        with pytest.raises(SystemExit) as end:
-            main()
-    return int(end.value.code or 0)
 
 
 @pytest.fixture(scope="module")

@@ -22,6 +22,7 @@ from patchslim.search.budget import reachable
 from patchslim.search.features import Features
 from patchslim.search.greedy import Greedy
 from patchslim.search.ledger import Ledger
+from power import Interrupted, interrupt_after
 from small import make_host, make_images
 
 IMAGES, PATCHES = 5, 16
@@ -210,21 +211,6 @@ def test_the_plan_does_not_depend_on_the_cache() -> None:
     small = searched("class", target_macs=0.5, cache_gib=0.0)
     assert small.kept == first.kept
     assert small.provenance["errors"] == first.provenance["errors"]
-
-
-class Interrupted(Exception):
-    """Stands for a power cut."""
-
-
-def interrupt_after(events: int) -> Any:
-    """A listener that cuts the power at an event."""
-    left = itertools.count(events, -1)
-
-    def listen(event: Mapping[str, Any]) -> None:
-        if next(left) <= 0:
-            raise Interrupted
-
-    return listen
 
 
 @pytest.mark.parametrize(

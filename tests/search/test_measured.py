@@ -1,7 +1,6 @@
 """Searches that measure, of every kind: budgets met, errors as they are, nothing left behind, resumed to the byte."""
 
 import copy
-import itertools
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
@@ -25,6 +24,7 @@ from patchslim.search.ledger import Ledger
 from patchslim.search.measured import Draft, Measured, removing
 from patchslim.search.schedule import Counts
 from patchslim.slim.predictor import hidden_width
+from power import Interrupted, interrupt_after
 from small import make_host, make_images
 
 WAYS: dict[str, dict[str, Any]] = {
@@ -208,21 +208,6 @@ def test_a_small_cache_finds_the_same_in_batches_of_different_sizes(way: str) ->
     assert again.provenance["errors"] == plan.provenance["errors"]
     error = readout_error(make_host(), make_images(IMAGES), plan, weights)
     assert error == pytest.approx(plan.provenance["errors"]["readout"], rel=1e-3)
-
-
-class Interrupted(Exception):
-    """Stands for a power cut."""
-
-
-def interrupt_after(events: int) -> Any:
-    """A listener that cuts the power at an event."""
-    left = itertools.count(events, -1)
-
-    def listen(event: Mapping[str, Any]) -> None:
-        if next(left) <= 0:
-            raise Interrupted
-
-    return listen
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,7 @@ from patchslim.scores import radial_scores
 from patchslim.search.features import Features
 from patchslim.search.network import Network, Partial
 from patchslim.search.scoring import score_block
+from power import Interrupted, interrupt_after
 from small import make_host, make_images, relative
 
 
@@ -172,22 +173,6 @@ def test_tuned_search_keeps_no_more_patches() -> None:
     assert sum(tuned.counts) <= sum(plain.counts)
     for error in tuned.provenance["errors"].values():
         assert error <= 0.02 or 16 in tuned.counts
-
-
-class Interrupted(Exception):
-    """Stands for a power cut."""
-
-
-def interrupt_after(events: int) -> Any:
-    """A listener that cuts the power at an event."""
-    left = [events]
-
-    def listen(event: Mapping[str, Any]) -> None:
-        left[0] -= 1
-        if left[0] < 0:
-            raise Interrupted
-
-    return listen
 
 
 @pytest.mark.parametrize("settings", [{"tolerance": 0.02, "tune_epochs": 2}, {"target_macs": 0.5, "tune_epochs": 1}])
