@@ -150,17 +150,49 @@ def recoveries(pattern: str) -> list[dict[str, Any]]:
     return sorted(found, key=lambda row: (-row["target_macs"], row["top1_after"]))
 
 
+def _recovered() -> list[dict[str, Any]]:
+    return recoveries("recovery_deit_tiny_*.json")
+
+
 def recovery_table() -> None:
     """Before and after recovery."""
     print("| mode | MACs | epochs | before | points lost | after | points lost | same answer, held-out | recovery, s |")
     print("| --- | --- | --- | --- | --- | --- | --- | --- | --- |")
-    for row in [*recoveries("recovery_deit_tiny_*.json"), *recoveries("recovery_short_*.json")]:
+    for row in _recovered():
         cells = [row["mode"], f"{row['macs_ratio']:.3f}", str(row["epochs"])]
         for when in ("before", "after"):
             loss = difference(row["base_right"], row[f"right_{when}"], row["images"])
             cells += [f"{row[f'top1_{when}']:.2f}", loss]
         agree = [f"{row[f'held_out_agreement_{when}']:.1f}" for when in ("before", "after")]
         print("| " + " | ".join([*cells, " → ".join(agree), f"{row['recovery_seconds']:.0f}"]) + " |")
+    print()
+
+
+def one_rate_table() -> None:
+    """One learning rate for everything that learns, the classifier included, against two rates without it."""
+    now = {(row["mode"], row["target_macs"]): row for row in _recovered()}
+    print("| mode | MACs | one rate: epochs | held-out loss | top-1 | two rates: epochs | held-out loss | top-1 |")
+    print("| --- | --- | --- | --- | --- | --- | --- | --- |")
+    for row in recoveries("one_rate_recovery_*.json"):
+        other = now[row["mode"], row["target_macs"]]
+        if row["patches_per_block"] != other["patches_per_block"]:
+            continue  # another plan by now
+        cells = [
+            f"{each['epochs']} | {each['held_out_loss_after']:.3f} | {each['top1_after']:.2f}" for each in (row, other)
+        ]
+        print(f"| {row['mode']} | {row['macs_ratio']:.3f} | " + " | ".join(cells) + " |")
+    print()
+
+
+def trust_table() -> None:
+    """How far the static search believes its own images (docs/decisions.md)."""
+    print("| trust | error, its own images | error, others | KL | same answer |")
+    print("| --- | --- | --- | --- | --- |")
+    for row in rows("trust_*.json"):
+        print(
+            f"| {row['trust']:g} | {row['searched_error']:.4f} | {row['error']:.4f} | {row['kl']:.4f} | "
+            f"{row['agree']:.1f} % |"
+        )
     print()
 
 
@@ -192,19 +224,17 @@ def known_table() -> None:
 
 
 def score_comparison() -> None:
-    """What the effect score gains over the others at 0.55, image by image, before and after the same recovery."""
+    """What the effect score gains over the others, image by image, before and after the same recovery."""
     start = "static drop"
-    plain = {row["mode"]: row for row in modes() if row["mode"].startswith(start) and row["target_macs"] == 0.55}
-    recovered = {row["mode"]: row for row in recoveries("recovery_deit_tiny_*.json") if row["mode"] in plain}
-    print("| effect against, at 0.55 | before | after |")
-    print("| --- | --- | --- |")
-    for mode, row in plain.items():
-        if mode == start:
-            continue
-        gains = [difference(plain[start]["right"], row["right"], row["images"]), "–"]
-        if mode in recovered:
-            gains[1] = difference(recovered[start]["right_after"], recovered[mode]["right_after"], row["images"])
-        print(f"| {mode.removeprefix(start + ', ')} | " + " | ".join(gains) + " |")
+    plain, after = ({(row["mode"], row["target_macs"]): row for row in found} for found in (modes(), _recovered()))
+    print("| effect against | at 0.6, before | at 0.55, before | at 0.55, after recovery |")
+    print("| --- | --- | --- | --- |")
+    for score in ("impact", "attention", "random", "radial", "uniform"):
+        cells = []
+        for table, ratio, right in ((plain, 0.6, "right"), (plain, 0.55, "right"), (after, 0.55, "right_after")):
+            own, other = table[start, ratio], table[f"{start}, {score}", ratio]
+            cells.append(difference(own[right], other[right], own["images"]))
+        print(f"| {score} | " + " | ".join(cells) + " |")
     print()
 
 
@@ -221,6 +251,8 @@ def merge_table() -> None:
 if __name__ == "__main__":
     merge_table()
     recovery_table()
+    one_rate_table()
+    trust_table()
     rate_table()
     known_table()
     score_comparison()

@@ -93,7 +93,7 @@ def test_the_tables_in_the_docs_are_the_raw_files(capsys: pytest.CaptureFixture[
     tables = runpy.run_path(str(ROOT / "benchmarks" / "tables.py"))
     for name in ("mode_table", "rank_table", "threshold_table", "merge_table", "known_table"):
         tables[name]()
-    for name in ("recovery_table", "rate_table", "score_comparison"):
+    for name in ("recovery_table", "one_rate_table", "trust_table", "rate_table", "score_comparison"):
         tables[name]()
     for name in ("score_table", "tolerance_table", "stale_table", "speed_table"):
         tables[name]()

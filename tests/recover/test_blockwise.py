@@ -16,7 +16,7 @@ from patchslim.recover.parts import split
 from patchslim.recover.streams import Streams
 from small import PYRAMID, make_host, make_images, per_image_plan, plan_for, plan_of
 
-BLOCKS: dict[str, Any] = {"epochs": 0, "block_epochs": 2, "block_batch_size": 8, "held_out": 0.25}
+BLOCKS: dict[str, Any] = {"epochs": 0, "block_epochs": 2, "block_batch_size": 8, "held_out": 0.25, "vector_factor": 3.0}
 
 
 def errors(**settings: Any) -> tuple[list[dict[str, Any]], ps.SlimPlan, Any, Any]:

@@ -22,8 +22,8 @@ QUICK: dict[str, Any] = {
     "batch_size": 8,
     "block_batch_size": 8,
     "held_out": 0.2,
-    "learning_rate": 1e-3,
-    "block_learning_rate": 1e-3,
+    "learning_rate": 1e-4,
+    "block_learning_rate": 1e-4,
     "patience": 3,
     "warmup": 0.1,
 }
@@ -167,7 +167,7 @@ def test_a_loss_that_is_not_finite_ends_it_and_good_weights_stay() -> None:
 
 
 def test_what_does_not_help_is_not_kept() -> None:
-    found = run(block_epochs=0, learning_rate=10.0, epochs=4, patience=2)
+    found = run(block_epochs=0, learning_rate=0.3, epochs=4, patience=2)
     assert found.report["stopped"] == "patience"
     assert found.report["stages"][0]["epochs"] == 2
     assert found.report["stages"][0]["best_epoch"] == 0

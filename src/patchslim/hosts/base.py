@@ -103,6 +103,10 @@ class Host(Protocol):
     def blocks(self) -> Sequence[nn.Module]:
         """The transformer blocks, first to last."""
 
+    @property
+    def classifiers(self) -> Sequence[nn.Module]:
+        """The classifiers: what turns features into logits."""
+
     def embed(self, images: Tensor) -> Tensor:
         """Z_0: images (B, C, H, W) → tokens (B, p + N, d), prefix first."""
 

@@ -38,6 +38,11 @@ class TimmViT:
         """The transformer blocks, first to last."""
         return list(self.model.blocks)
 
+    @property
+    def classifiers(self) -> Sequence[nn.Module]:
+        """The classifiers; distilled models have one on each of two tokens."""
+        return [getattr(self.model, name) for name in ("head", "head_dist") if hasattr(self.model, name)]
+
     def embed(self, images: Tensor) -> Tensor:
         """Z_0: images (B, C, H, W) → (B, p + N, d)."""
         model = self.model

@@ -14,6 +14,7 @@ from patchslim.data.sample import choose
 from patchslim.hosts import Host
 from patchslim.plan import SlimPlan
 from patchslim.recover.config import RecoverConfig
+from patchslim.recover.groups import choose_learning_, two_rates
 from patchslim.recover.outputs import tracking
 from patchslim.recover.parts import Parts
 from patchslim.recover.rows import Rows, State
@@ -31,6 +32,7 @@ class Blockwise:
         self.student, self.teacher, self.config = student, teacher, config
         self.device = next(student.model.parameters()).device
         self.rows = Rows(plan, self.device)
+        choose_learning_(student, classifier=False)
 
     def run_(
         self, parts: Parts, listen: Listener, begin: list[dict[str, Any]], save: Callable[[list[dict[str, Any]]], None]
@@ -59,7 +61,8 @@ class Blockwise:
         block = self.student.blocks[layer - 1]
         start, before = copy.deepcopy(block.state_dict()), self._error(layer, held_out)
         learning = [parameter for parameter in block.parameters() if parameter.requires_grad]
-        optimizer = torch.optim.AdamW(learning, lr=self.config.block_learning_rate, weight_decay=0.0)
+        groups = two_rates(learning, self.config.block_learning_rate, self.config.vector_factor)
+        optimizer = torch.optim.AdamW(groups, weight_decay=0.0)
         for _ in range(self.config.block_epochs):
             for pair in training:
                 self._step_(layer, pair, optimizer, learning)

@@ -24,13 +24,14 @@ class RecoverConfig:
     epochs: int = 30  # of distillation
     block_epochs: int = 1  # of block-wise reconstruction
     supervised_epochs: int = 0
-    learning_rate: float = 5e-5  # of distillation and supervised training, at its peak
-    block_learning_rate: float = 5e-5
+    learning_rate: float = 3e-5  # of distillation and supervised training, at its peak
+    block_learning_rate: float = 3e-5
+    vector_factor: float = 30.0  # on it for gains and biases, where there are no labels
     weight_decay: float = 0.01
     warmup: float = 0.1  # share of the steps in which the learning rate rises
     batch_size: int = 128
     block_batch_size: int = 64
-    block_images: int = 1024  # at most so many are used block by block: each block goes through them anew
+    block_images: int = 512  # at most so many are used block by block: each block goes through them anew
     held_out: float = 0.1  # share of the images that decides when to stop; at most 512 images
     patience: int = 8  # epochs without a better loss on held-out images
     clip: float = 1.0  # bound on the gradient's norm
@@ -57,7 +58,7 @@ class RecoverConfig:
         for name, low in _LEAST.items():
             if not low <= getattr(self, name) < math.inf:
                 raise RecoverError(f"{name} has to be a number from {low} on, not {getattr(self, name)}.")
-        for name in ("learning_rate", "block_learning_rate", "temperature", "clip"):
+        for name in ("learning_rate", "block_learning_rate", "vector_factor", "temperature", "clip"):
             if not 0 < getattr(self, name) < math.inf:
                 raise RecoverError(f"{name} has to be a number above 0, not {getattr(self, name)}.")
         for name in ("warmup", "held_out", "drop_path", "smoothing", "erase", "ema"):

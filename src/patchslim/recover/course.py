@@ -13,20 +13,19 @@ from torch import Tensor
 
 from patchslim.hosts import Host, open_slim
 from patchslim.recover.config import RecoverConfig
+from patchslim.recover.groups import by_layer
 
 
 class Course:
     """What changes from epoch to epoch, as tensors and numbers that a checkpoint can hold."""
 
-    def __init__(self, student: Host, config: RecoverConfig, epochs: int, steps: int) -> None:
+    def __init__(
+        self, student: Host, config: RecoverConfig, epochs: int, steps: int, vector_factor: float = 1.0
+    ) -> None:
         self.student = student
         model = student.model
         self.optimizer: Any = create_optimizer_v2(
-            model,
-            opt="adamw",
-            lr=config.learning_rate,
-            weight_decay=config.weight_decay,
-            layer_decay=config.layer_decay if config.layer_decay < 1 else None,
+            by_layer(model, config, vector_factor), opt="adamw", lr=config.learning_rate
         )
         self.total = epochs * steps
         self.schedule: Any = CosineLRScheduler(

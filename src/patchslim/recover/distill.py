@@ -18,6 +18,7 @@ class Distillation:
     """KL(teacher‖student)·T², plus relative errors of what the head reads and, where asked for, of deep patches."""
 
     name = "distillation"
+    labels = False
 
     def __init__(self, teacher: Host, plan: SlimPlan, config: RecoverConfig, device: torch.device) -> None:
         self.teacher, self.config = teacher, config

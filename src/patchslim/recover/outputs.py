@@ -12,15 +12,11 @@ from torch import Tensor
 from patchslim.hosts import Host, open_slim
 from patchslim.recover.rows import State
 from patchslim.slim.model import SlimModel, watching
-from patchslim.slim.predictor import is_predictor_key
 
 
 def open_student(slim: SlimModel) -> Host:
-    """A copy that learns, all but its predictors: the plan holds their fingerprint."""
-    model = copy.deepcopy(slim).eval()
-    for name, parameter in model.named_parameters():
-        parameter.requires_grad_(not is_predictor_key(name))
-    return open_slim(model, slim.host_info)
+    """A copy to train."""
+    return open_slim(copy.deepcopy(slim).eval(), slim.host_info)
 
 
 class Outputs(NamedTuple):

@@ -21,6 +21,7 @@ class Supervised:
     """Soft-target cross entropy on mixed images, and the distillation loss beside it where asked for."""
 
     name = "supervised"
+    labels = True
 
     def __init__(self, classes: int, config: RecoverConfig, distillation: Distillation) -> None:
         self.config, self.distillation = config, distillation

@@ -18,6 +18,8 @@ from patchslim.errors import PatchslimWarning
 from patchslim.hosts import Host
 from patchslim.recover.config import RecoverConfig
 from patchslim.recover.course import Course
+from patchslim.recover.graphed import Graphed
+from patchslim.recover.groups import choose_learning_
 from patchslim.recover.parts import Parts
 from patchslim.search.topdown import Listener
 
@@ -28,6 +30,7 @@ class Objective(Protocol):
     """What a training minimises."""
 
     name: str
+    labels: bool  # whether it reads labels: then the classifier learns too, and everything at one rate
 
     def loss(self, student: Host, images: Tensor, labels: Tensor) -> Tensor:
         """Of a batch of training views, on their device: ()."""
@@ -54,7 +57,10 @@ class Training:
         self.device = next(student.model.parameters()).device
         self.stage = sum(objective.name.encode())  # stages draw different random numbers
         self.order = self._order(0)
-        self.course = Course(student, config, epochs, self.order.steps)
+        self.learning = choose_learning_(student, classifier=objective.labels)
+        factor = 1.0 if objective.labels else config.vector_factor
+        self.course = Course(student, config, epochs, self.order.steps, factor)
+        self.graphed: Graphed | None = None
 
     def _order(self, first: int) -> Order:
         count = len(self.parts.training)
@@ -115,14 +121,31 @@ class Training:
 
     def _step_(self, images: Tensor, labels: Tensor) -> Tensor:
         images, labels = (tensor.to(self.device, non_blocking=True) for tensor in (images, labels))
-        with self.config.autocast(self.device):
-            loss = self.objective.loss(self.student, images, labels)
-        self.course.optimizer.zero_grad()
-        loss.backward()
-        nn.utils.clip_grad_norm_(self.student.model.parameters(), self.config.clip)
+        loss = self._gradients_(images, labels)
+        nn.utils.clip_grad_norm_(self.learning, self.config.clip)
         self.course.optimizer.step()
         if self.course.average is not None:
             self.course.average.update(self.student.model, self.course.step)
+        return loss
+
+    def _gradients_(self, images: Tensor, labels: Tensor) -> Tensor:
+        """The loss of a batch, its gradients left in the parameters."""
+        if self.graphed is None and self._can_record():
+            self.graphed = Graphed(lambda batch: self._backward_(batch, labels), self.learning, images)
+        if self.graphed is not None and self.graphed.fits(images):
+            return self.graphed(images)
+        self.course.optimizer.zero_grad()
+        return self._backward_(images, labels)
+
+    def _can_record(self) -> bool:
+        """Labels bring random mixing, thresholds batches of changing shape."""
+        model: Any = self.student.model
+        return self.device.type == "cuda" and not self.objective.labels and model.plan.mode != "threshold"
+
+    def _backward_(self, images: Tensor, labels: Tensor) -> Tensor:
+        with self.config.autocast(self.device):
+            loss = self.objective.loss(self.student, images, labels)
+        loss.backward()
         return loss.detach()
 
     @torch.no_grad()

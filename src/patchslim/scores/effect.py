@@ -9,6 +9,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+TRUST = 0.5  # in cross terms between removals; docs/decisions.md
+
 
 def probes(features: Tensor, count: int, generator: torch.Generator) -> Tensor:
     """Random directions of each image's own: features (B, F) → (B, F, count), with E‖Qᵀv‖² = ‖v‖² / ‖features‖².
@@ -31,10 +33,12 @@ class Removal:
     """Which patch to remove next: the one whose removal changes the readout least per MAC saved.
 
     The change of the readout is taken as linear in the gates, so that ‖r − Σ J_u‖² sees redundancy: patches that say
-    the same can't all go, and effects that cancel may. jacobian (blocks, N, R): R probes of all images; residual (R,).
+    the same can't all go, and effects that cancel may. The cross terms are what a search fits to its own images, so
+    they count by `trust`. jacobian (blocks, N, R): R probes of all images; residual (R,).
     """
 
-    def __init__(self, jacobian: Tensor, residual: Tensor) -> None:
+    def __init__(self, jacobian: Tensor, residual: Tensor, trust: float = TRUST) -> None:
+        self.trust = trust
         self.blocks, self.patches, _ = jacobian.shape
         self.rows = jacobian.flatten(0, 1)
         self.norms = self.rows.square().sum(dim=1)
@@ -45,7 +49,7 @@ class Removal:
         saves, 0 where none may go."""
         unit = (exits - 1).clamp_min(0) * self.patches + torch.arange(self.patches, device=exits.device)
         gain = saved[exits]
-        change = (self.norms[unit] - 2 * self.slope[unit]) / gain.clamp_min(1.0)
+        change = (self.norms[unit] - 2 * self.trust * self.slope[unit]) / gain.clamp_min(1.0)
         return int(change.masked_fill((exits < 1) | (gain <= 0), torch.inf).argmin())
 
     def remove(self, patch: int, block: int) -> None:
