@@ -71,7 +71,8 @@ def result_of(run: Path, data: str | None, done: Exported) -> dict[str, Any]:
 def sentence(done: Exported) -> str:
     """For reading."""
     found, precision = (done.fp32, "fp32") if done.int8 is None else (done.int8, "INT8")
+    ties = f"; {found.ties} images are ties that the last bit decides" if found.ties else ""
     return (
-        f"{done.files[0]}: {done.format}, {precision}, {done.bytes / 1e6:.1f} MB; over {found.images} images logits "
-        f"differ from PyTorch's by at most {found.max_difference:.2g}, {found.agreement:.2f} % of the answers agree"
+        f"{done.files[0]}: {done.format}, {precision}, {done.bytes / 1e6:.1f} MB; {found.agreement:.2f} % of its "
+        f"answers to {found.images} images are PyTorch's, logits differ by at most {found.max_difference:.2g}{ties}"
     )

@@ -26,7 +26,12 @@ def write(model: nn.Module, path: Path, metadata: str) -> None:
     with tempfile.TemporaryDirectory() as folder:
         graph = Path(folder) / "model.onnx"
         onnx_file.write(model, graph, metadata)
-        _save(_read(graph), path, metadata)
+        convert(graph, path, metadata)
+
+
+def convert(graph: Path, path: Path, metadata: str) -> None:
+    """Write an ONNX file's graph as OpenVINO's."""
+    _save(_read(graph), path, metadata)
 
 
 def _read(path: Path) -> Any:
