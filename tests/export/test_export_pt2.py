@@ -14,7 +14,7 @@ from small import make_images
     ("way", "kind"),
     [
         ("drop", "distilled"),
-        ("matched", "mean with prefix"),
+        ("carry", "mean with prefix"),
         ("predicted pool", "class"),
         ("predicted context", "attention pool"),
     ],

@@ -28,6 +28,16 @@ def test_metadata_come_back(format: str) -> None:
     assert found["preprocessing"]["input_size"] == [3, 32, 32]
 
 
+@pytest.mark.parametrize("format", ["onnx", "openvino", "torch-export"])
+def test_files_tell_nothing_of_the_machine(format: str) -> None:
+    for package in {"onnx": ["onnxscript", "onnxruntime"], "openvino": ["onnxscript", "openvino"]}.get(format, []):
+        pytest.importorskip(package)
+    for path in exported("drop", format)[1].files:
+        data = path.read_bytes()
+        assert b"site-packages" not in data
+        assert str(Path(ps.__file__).parent).encode() not in data
+
+
 def test_preprocessing_is_timms() -> None:
     model = timm.create_model("deit_tiny_patch16_224", img_size=96).eval()
     assert metadata_of(model)["preprocessing"] == {

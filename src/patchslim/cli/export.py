@@ -14,7 +14,6 @@ from patchslim.data import open_images
 from patchslim.export import Exported, Format, export, open_format
 from patchslim.export.run import check_request
 from patchslim.slim import load
-from patchslim.slim.store import read_config
 
 
 def export_run(
@@ -36,7 +35,6 @@ def export_run(
     kind = open_format(format)
     target = default_name(run, kind, int8) if out is None else out
     check_request(kind, target, int8, data is not None)
-    read_config(run)
     slim = load(run)
     source = None if data is None else open_images(data, model=slim, limit=images, seed=seed)
     with Progress(SpinnerColumn(), TextColumn("exporting"), console=console, transient=True) as progress:

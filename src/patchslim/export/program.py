@@ -56,6 +56,8 @@ def to_program(model: nn.Module) -> ExportedProgram:
             program: ExportedProgram = torch.export.export(model, (example,), dynamic_shapes=shapes)
     except Exception as error:  # torch fails in many ways; each means that this model has no such graph
         raise ExportError(f"torch.export can't make a graph of {info.name}: {first_words(error)}.") from None
+    for node in program.graph.nodes:
+        node.meta.pop("stack_trace", None)  # where the packages lie on this machine is nobody's business
     return program
 
 

@@ -19,7 +19,8 @@ EXTRA = "patchslim.json"  # the metadata's name among the archive's extra files
 
 def write(model: nn.Module, path: Path, metadata: str) -> None:
     """Write one file with all weights in it."""
-    program = to_program(model)
+    program: Any = to_program(model)
+    program.example_inputs = None  # images of zeros that torch would save beside the weights
     try:
         with quiet():
             torch.export.save(program, path, extra_files={EXTRA: metadata})
