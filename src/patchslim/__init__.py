@@ -5,12 +5,14 @@ from patchslim.errors import (
     BudgetError,
     CheckpointError,
     DataError,
+    ExportError,
     PatchslimError,
     PlanError,
     RecoverError,
     RunError,
     UnsupportedModel,
 )
+from patchslim.export import export, read_metadata
 from patchslim.hosts import HostInfo, inspect
 from patchslim.macs import count_macs
 from patchslim.plan import SlimPlan
@@ -25,6 +27,7 @@ __all__ = [
     "BudgetError",
     "CheckpointError",
     "DataError",
+    "ExportError",
     "HostInfo",
     "PatchslimError",
     "PlanError",
@@ -37,12 +40,14 @@ __all__ = [
     "__version__",
     "apply",
     "count_macs",
+    "export",
     "finetune",
     "full_plan",
     "inspect",
     "load",
     "masked_logits",
     "open_images",
+    "read_metadata",
     "save",
     "search",
     "slim",

@@ -33,6 +33,10 @@ class RecoverError(PatchslimError):
     """The recovery can't be done as asked."""
 
 
+class ExportError(PatchslimError):
+    """The model can't be exported as asked, or the file does not say what the model says."""
+
+
 class PatchslimWarning(UserWarning):
     """Something a user should know, said once; nothing is wrong."""
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import typer
 
-from patchslim.cli import bench, demo, evaluate, finetune, inspect, slim
+from patchslim.cli import bench, demo, evaluate, export, finetune, inspect, slim
 from patchslim.errors import PatchslimError, PatchslimWarning
 from patchslim.version import __version__
 
@@ -28,6 +28,7 @@ app.command("slim")(slim.slim)
 app.command("finetune")(finetune.finetune)
 app.command("eval")(evaluate.evaluate_model)
 app.command("bench")(bench.bench)
+app.command("export")(export.export_run)
 
 
 def show_version(asked: bool) -> None:

@@ -75,7 +75,7 @@ def merge(tokens: Tokens, found: Match, prefix: int, weight: Tensor | None = Non
     The average of vectors is shorter than they are, and LayerNorm would not see that; so it gets their average length.
     """
     x = tokens.x
-    size = torch.ones_like(x[..., 0]) if tokens.size is None else tokens.size.expand(len(x), -1)
+    size = torch.ones_like(x[..., 0]) if tokens.size is None else tokens.size.expand(x.shape[0], -1)
     weight = size[:, prefix:] if weight is None else weight.to(size).clamp_min(TINY)
     apart = pick(Tokens(x, size), found.keep[:, : found.first], prefix)  # the prefix, and those that nothing joins
     hosts = found.keep[:, found.first :]

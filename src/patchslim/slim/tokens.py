@@ -41,7 +41,7 @@ def take(rows: Tensor, index: Tensor) -> Tensor:
 
 def pick(tokens: Tokens, keep: Tensor, prefix: int) -> Tokens:
     """The prefix and each image's own patches: keep (B, n), counted without the prefix."""
-    head = torch.arange(prefix, device=keep.device).expand(len(keep), -1)
+    head = torch.arange(prefix, device=keep.device).expand(keep.shape[0], -1)
     every = torch.cat([head, keep + prefix], dim=1)
     return Tokens(
         take(tokens.x, every),

@@ -1,0 +1,76 @@
+"""`patchslim export`: a run as a file for another runtime, checked against PyTorch."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.progress import Progress, SpinnerColumn, TextColumn
+
+from patchslim.cli.common import AsJson, console, note_skipped, report
+from patchslim.data import open_images
+from patchslim.export import Exported, Format, export, open_format
+from patchslim.export.run import check_request
+from patchslim.slim import load
+
+
+def export_run(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")],
+    format: Annotated[str, typer.Option("--format", metavar="F", help="onnx, torch-export or openvino.")],
+    int8: Annotated[bool, typer.Option("--int8", help="Quantise to INT8, calibrated on the images of --data.")] = False,
+    data: Annotated[
+        str | None,
+        typer.Option("--data", metavar="SRC", help="Images to compare on [noise], and to calibrate INT8 on."),
+    ] = None,
+    images: Annotated[int, typer.Option("--images", min=1, help="How many of them to use.")] = 500,
+    seed: Annotated[int, typer.Option("--seed", min=0, max=2**31 - 1, help="Of the sample of images.")] = 0,
+    out: Annotated[
+        Path | None, typer.Option("--out", metavar="F", help="The file [RUN/model.onnx, .pt2 or .xml].")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Write a run as ONNX, torch.export or OpenVINO, and check that the file gives the model's own answers."""
+    kind = open_format(format)
+    target = default_name(run, kind, int8) if out is None else out
+    check_request(kind, target, int8, data is not None)
+    slim = load(run)
+    source = None if data is None else open_images(data, model=slim, limit=images, seed=seed)
+    with Progress(SpinnerColumn(), TextColumn("exporting"), console=console, transient=True) as progress:
+        progress.add_task("exporting", total=None)
+        done = export(slim, target, kind.name, images=source, int8=int8)
+    if source is not None:
+        note_skipped(source.skipped, len(source))
+    report(result_of(run, data, done), as_json, sentence(done))
+
+
+def default_name(run: Path, kind: Format, int8: bool) -> Path:
+    """Beside the run's own files."""
+    return run / f"model{'.int8' if int8 else ''}{kind.suffix}"
+
+
+def result_of(run: Path, data: str | None, done: Exported) -> dict[str, Any]:
+    """What --json prints. The numbers on top are those of the file; `fp32` those of what it was quantised from."""
+    found = done.fp32 if done.int8 is None else done.int8
+    return {
+        "run": str(run),
+        "file": str(done.files[0]),
+        "files": [str(path) for path in done.files],
+        "format": done.format,
+        "precision": "fp32" if done.int8 is None else "int8",
+        "bytes": done.bytes,
+        "data": data,
+        **asdict(found),
+        "fp32": asdict(done.fp32),
+    }
+
+
+def sentence(done: Exported) -> str:
+    """For reading."""
+    found, precision = (done.fp32, "fp32") if done.int8 is None else (done.int8, "INT8")
+    ties = f"; {found.ties} images are ties that the last bit decides" if found.ties else ""
+    return (
+        f"{done.files[0]}: {done.format}, {precision}, {done.bytes / 1e6:.1f} MB; {found.agreement:.2f} % of its "
+        f"answers to {found.images} images are PyTorch's, logits differ by at most {found.max_difference:.2g}{ties}"
+    )

@@ -1,0 +1,125 @@
+"""ONNX: written by torch's own exporter, constants folded, run by ONNX Runtime on the CPU."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from patchslim.data import ImageSource
+from patchslim.errors import ExportError
+from patchslim.export.calibration import Arrays, Reader
+from patchslim.export.packages import first_words, need, quiet
+from patchslim.export.program import info_of, plain_attention, to_program, without_select
+
+KEY = "patchslim"  # of the metadata
+INPUT, OUTPUT = "images", "logits"
+BATCH = 8  # images that calibration runs at a time
+LARGEST = 2**31 - 2**20  # bytes of weights: a protobuf ends at 2 GiB
+LINEAR = ["MatMul", "Gemm"]
+NO_LIMIT = 2**62  # a slice or a transpose of a weight is a weight, however large
+
+
+def write(model: nn.Module, path: Path, metadata: str) -> None:
+    """Write one file with all weights in it."""
+    size = sum(tensor.nbytes for tensor in model.state_dict().values())
+    if size > LARGEST:
+        raise ExportError(f"An ONNX file ends at 2 GiB and these weights take {size / 2**30:.1f}; use torch-export.")
+    program = without_select(to_program(plain_attention(model)))
+    onnx, optimizer = need("onnx"), need("onnxscript.optimizer")
+    try:
+        with quiet():
+            exported: Any = torch.onnx.export(
+                program, dynamo=True, verbose=False, input_names=[INPUT], output_names=[OUTPUT]
+            )
+            optimizer.optimize_ir(exported.model, input_size_limit=NO_LIMIT, output_size_limit=NO_LIMIT)
+            proto = exported.model_proto
+    except Exception as error:  # the exporter fails in many ways; each means that ONNX can't say this model
+        raise ExportError(f"{info_of(model).name} can't be written as ONNX: {first_words(error)}.") from None
+    _describe_(proto, metadata)
+    onnx.save(proto, path)
+
+
+def _describe_(proto: Any, metadata: str) -> None:
+    """Name the batch dimension and put the metadata in; what tells of the exporting machine's source goes."""
+    for value, name in ((proto.graph.input[0], "batch"), (proto.graph.output[0], "batch")):
+        value.type.tensor_type.shape.dim[0].dim_param = name
+    for part in (proto, proto.graph, *proto.graph.node, *proto.graph.input, *proto.graph.output):
+        del part.metadata_props[:]
+    for value in (*proto.graph.value_info, *proto.graph.initializer):
+        del value.metadata_props[:]
+    for node in proto.graph.node:
+        node.doc_string = ""
+    proto.metadata_props.add(key=KEY, value=metadata)
+
+
+def session(path: Path, threads: int | None = None) -> Any:
+    """An ONNX Runtime session on the CPU, with as many threads as torch has."""
+    runtime = need("onnxruntime")
+    options = runtime.SessionOptions()
+    options.intra_op_num_threads = threads or torch.get_num_threads()
+    options.log_severity_level = 3
+    try:
+        return runtime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+    except Exception as error:  # an operator this version lacks, or a file that is none
+        raise ExportError(
+            f"ONNX Runtime {runtime.__version__} can't run this model ({first_words(error)}); "
+            "a newer one may, or choose another format."
+        ) from None
+
+
+def runner(path: Path) -> Callable[[Tensor], Tensor]:
+    """Run a file: images (B, C, H, W) → logits (B, classes)."""
+    opened = session(path)
+    return lambda images: torch.from_numpy(opened.run(None, {INPUT: images.numpy()})[0])
+
+
+def read_text(path: Path) -> str | None:
+    """The metadata as it was written."""
+    onnx = need("onnx")
+    try:
+        proto = onnx.load(path, load_external_data=False)
+    except Exception as error:
+        raise ExportError(f"{path} is not a readable ONNX file: {first_words(error)}.") from None
+    return next((entry.value for entry in proto.metadata_props if entry.key == KEY), None)
+
+
+def quantise(source: Path, target: Path, images: ImageSource, metadata: str) -> None:
+    """Write the INT8 version of a file: linear layers only, weights per output channel, inputs by what images give.
+
+    Attention's own products stay in fp32, and so do all outputs, to stay closer to the fp32 model's answers.
+    """
+    onnx, quantization = need("onnx"), need("onnxruntime.quantization")
+    linear = _linear_layers(onnx.load(source).graph)
+    try:
+        with quiet():
+            quantization.quantize_static(
+                str(source),
+                str(target),
+                Reader(Arrays(images, BATCH), INPUT),
+                quant_format=quantization.QuantFormat.QDQ,
+                op_types_to_quantize=LINEAR,
+                nodes_to_quantize=linear,
+                per_channel=True,
+                activation_type=quantization.QuantType.QUInt8,
+                weight_type=quantization.QuantType.QInt8,
+                extra_options={"OpTypesToExcludeOutputQuantization": LINEAR},
+            )
+    except ExportError:
+        raise
+    except Exception as error:
+        raise ExportError(f"ONNX Runtime can't quantise this model: {first_words(error)}.") from None
+    proto = onnx.load(target)
+    assert any(node.op_type == "QuantizeLinear" for node in proto.graph.node)
+    del proto.metadata_props[:]
+    proto.metadata_props.add(key=KEY, value=metadata)
+    onnx.save(proto, target)
+
+
+def _linear_layers(graph: Any) -> list[str]:
+    """Names of the nodes that multiply by a weight."""
+    weights = {tensor.name for tensor in graph.initializer}
+    return [node.name for node in graph.node if node.op_type in LINEAR and node.input[1] in weights]

@@ -1,0 +1,119 @@
+"""OpenVINO's IR: an .xml and the .bin beside it, made from the ONNX graph."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from patchslim.data import ImageSource
+from patchslim.errors import ExportError
+from patchslim.export import onnx_file
+from patchslim.export.calibration import Arrays
+from patchslim.export.packages import first_words, need, need_nncf, quiet
+
+KEY = "patchslim"  # of the metadata, in rt_info
+SMOOTH = 0.5
+
+
+def write(model: nn.Module, path: Path, metadata: str) -> None:
+    """Write `path`, an .xml, and its .bin. Weights stay fp32: the default halves them."""
+    need("openvino")
+    with tempfile.TemporaryDirectory() as folder:
+        graph = Path(folder) / "model.onnx"
+        onnx_file.write(model, graph, metadata)
+        convert(graph, path, metadata)
+
+
+def convert(graph: Path, path: Path, metadata: str) -> None:
+    """Write an ONNX file's graph as OpenVINO's."""
+    _save(_read(graph), path, metadata)
+
+
+def _read(path: Path) -> Any:
+    openvino = need("openvino")
+    try:
+        return openvino.Core().read_model(path)
+    except Exception as error:
+        raise ExportError(
+            f"OpenVINO {openvino.__version__} can't read this model ({first_words(error)}); "
+            "a newer one may, or choose another format."
+        ) from None
+
+
+def _save(graph: Any, path: Path, metadata: str) -> None:
+    graph.set_rt_info(metadata, [KEY])
+    need("openvino").save_model(graph, path, compress_to_fp16=False)
+
+
+def compiled(path: Path, threads: int | None = None) -> Any:
+    """The model compiled for the CPU, with as many threads as torch has, in the precision it was written in."""
+    openvino = need("openvino")
+    settings = {
+        "INFERENCE_NUM_THREADS": threads or torch.get_num_threads(),
+        "INFERENCE_PRECISION_HINT": "f32",  # bf16 otherwise, where the CPU has it
+        "PERFORMANCE_HINT": "LATENCY",
+    }
+    try:
+        return openvino.Core().compile_model(_read(path), "CPU", settings)
+    except ExportError:
+        raise
+    except Exception as error:  # an operator this version lacks
+        raise ExportError(
+            f"OpenVINO {openvino.__version__} can't run this model ({first_words(error)}); "
+            "a newer one may, or choose another format."
+        ) from None
+
+
+def runner(path: Path) -> Callable[[Tensor], Tensor]:
+    """Run a file: images (B, C, H, W) → logits (B, classes)."""
+    request = compiled(path).create_infer_request()
+    return lambda images: torch.from_numpy(request.infer([images.numpy()])[0].copy())
+
+
+def read_text(path: Path) -> str | None:
+    """The metadata as it was written."""
+    graph = _read(path)
+    return str(graph.get_rt_info([KEY]).value) if graph.has_rt_info([KEY]) else None
+
+
+def quantise(source: Path, target: Path, images: ImageSource, metadata: str) -> None:
+    """Write the INT8 version of a file, by nncf's settings for transformers; attention's own products stay in fp32.
+
+    Outliers move from inputs to weights as far as SmoothQuant's paper says (0.5): with nncf's 0.95
+    fewer of DeiT-Ti's answers stay the fp32 model's.
+    """
+    nncf, graph = need_nncf(), _read(source)
+    try:
+        with quiet():
+            quantised = nncf.quantize(
+                graph,
+                nncf.Dataset(Arrays(images, 1)),
+                model_type=nncf.ModelType.TRANSFORMER,
+                subset_size=len(images),
+                ignored_scope=nncf.IgnoredScope(names=_attention_products(graph), validate=False),
+                advanced_parameters=nncf.AdvancedQuantizationParameters(
+                    smooth_quant_alphas=nncf.AdvancedSmoothQuantParameters(matmul=SMOOTH),
+                    disable_bias_correction=True,
+                ),
+            )
+    except Exception as error:
+        raise ExportError(f"nncf can't quantise this model: {first_words(error)}.") from None
+    _save(quantised, target, metadata)
+
+
+def _attention_products(graph: Any) -> list[str]:
+    """Names of the nodes that multiply by something else than a weight."""
+    products = [node for node in graph.get_ordered_ops() if node.get_type_name() == "MatMul"]
+    return [node.get_friendly_name() for node in products if not _is_weight(node.input(1).get_source_output())]
+
+
+def _is_weight(output: Any) -> bool:
+    node = output.get_node()
+    kind = node.get_type_name()
+    turned = kind in ("Convert", "Transpose", "Reshape") and _is_weight(node.input(0).get_source_output())
+    return kind == "Constant" or turned

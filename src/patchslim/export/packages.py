@@ -1,0 +1,61 @@
+"""The packages that export needs, imported only when asked for: `import patchslim` works without them."""
+
+from __future__ import annotations
+
+import importlib
+import io
+import logging
+import os
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stdout
+from typing import Any
+
+from patchslim.errors import ExportError
+
+EXTRA = "pip install 'patchslim[export]'"
+
+
+def need(name: str) -> Any:
+    """A package of the export extra, or of one of its modules; ExportError says how to install it."""
+    package = name.split(".")[0]
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        missing = error.name or package
+        raise ExportError(f"This export needs the package {missing}, which is not installed: {EXTRA}.") from None
+    except ImportError as error:
+        raise ExportError(f"The package {package} is installed but does not load ({error}); try {EXTRA}.") from None
+
+
+def need_nncf() -> Any:
+    """nncf, imported so that it reports nothing to anybody: it takes this process for one of a build server."""
+    before = {name: os.environ.get(name) for name in ("CI", "NNCF_CI")}
+    os.environ.update(CI="true", NNCF_CI="1")
+    try:
+        return need("nncf")
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Keep exporters' own progress, advice and warnings off both outputs; standard output is for our results."""
+    level = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        with redirect_stdout(io.StringIO()), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(level)
+
+
+def first_words(error: BaseException) -> str:
+    """What a package complains about, as far as it fits in a sentence."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return (lines[0] if lines else type(error).__name__).rstrip(".")[:200]

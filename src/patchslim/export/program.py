@@ -1,0 +1,71 @@
+"""From a model to one graph with a free batch size, on the CPU in fp32: what every format is made from."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.export import Dim, ExportedProgram
+
+from patchslim.errors import ExportError
+from patchslim.export.packages import first_words, quiet
+from patchslim.hosts import HostInfo, inspect
+from patchslim.slim import SlimModel
+
+LARGEST_BATCH = 2**16
+ATEN: Any = torch.ops.aten
+
+
+def info_of(model: nn.Module) -> HostInfo:
+    """The host's description, of a slim model too; UnsupportedModel for what patchslim does not know."""
+    return model.host_info if isinstance(model, SlimModel) else inspect(model)
+
+
+def check_exportable(model: nn.Module) -> None:
+    """Raise ExportError for a model whose images keep different numbers of patches."""
+    if isinstance(model, SlimModel) and model.plan.mode == "threshold":
+        raise ExportError(
+            "With thresholds every image keeps another number of patches, which no fixed graph can say; "
+            "slim with --mode top-k, or with static or matched patches, to export."
+        )
+
+
+def portable(model: nn.Module) -> nn.Module:
+    """A copy on the CPU, in fp32 and eval mode: what is exported, and what the file is compared with."""
+    return copy.deepcopy(model).cpu().float().eval().requires_grad_(False)
+
+
+def plain_attention(model: nn.Module) -> nn.Module:
+    """A copy whose attention is two matrix products and a softmax: exporters write fused attention less plainly."""
+    model = copy.deepcopy(model)
+    fused: list[Any] = [module for module in model.modules() if hasattr(module, "fused_attn")]
+    for module in fused:
+        module.fused_attn = False
+    return model
+
+
+def to_program(model: nn.Module) -> ExportedProgram:
+    """The model as a torch.export program: images (B, C, H, W) for any B → logits (B, classes)."""
+    info = info_of(model)
+    example = torch.zeros(2, info.channels, *info.image_size)  # a batch of 1 would be taken for a constant
+    shapes = ({0: Dim("batch", min=1, max=LARGEST_BATCH)},)
+    try:
+        with quiet(), torch.no_grad():
+            program: ExportedProgram = torch.export.export(model, (example,), dynamic_shapes=shapes)
+    except Exception as error:  # torch fails in many ways; each means that this model has no such graph
+        raise ExportError(f"torch.export can't make a graph of {info.name}: {first_words(error)}.") from None
+    for node in program.graph.nodes:
+        node.meta.pop("stack_trace", None)  # where the packages lie on this machine is nobody's business
+    return program
+
+
+def without_select(program: ExportedProgram) -> ExportedProgram:
+    """x[:, 0] as a slice: ONNX would make a Gather of it."""
+    return program.run_decompositions({ATEN.select.int: _as_slice})  # type: ignore[no-any-return]
+
+
+def _as_slice(x: Tensor, dim: int, index: int) -> Tensor:
+    end = None if index == -1 else index + 1
+    return ATEN.squeeze.dims(ATEN.slice.Tensor(x, dim, index, end), [dim])  # type: ignore[no-any-return]

@@ -1,0 +1,54 @@
+"""torch.export files: every way of choosing, every kind of host, any batch."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+import patchslim as ps
+from export.exported import exported, slim_way
+from small import make_images
+
+
+@pytest.mark.parametrize(
+    ("way", "kind"),
+    [
+        ("drop", "distilled"),
+        ("carry", "mean with prefix"),
+        ("predicted pool", "class"),
+        ("predicted context", "attention pool"),
+    ],
+)
+def test_any_batch_gives_the_models_logits(way: str, kind: str) -> None:
+    slim, done = exported(way, "torch-export", kind)
+    assert done.fp32.max_difference < 1e-5
+    module = torch.export.load(done.files[0]).module()
+    for count in (1, 3):
+        images = make_images(count, seed=count)
+        torch.testing.assert_close(module(images), slim(images), atol=1e-5, rtol=0)
+
+
+def test_a_host_exports_too() -> None:
+    host, done = exported("drop", "torch-export", "registers", host=True)
+    images = make_images(3)
+    torch.testing.assert_close(torch.export.load(done.files[0]).module()(images), host(images), atol=1e-5, rtol=0)
+    assert ps.read_metadata(done.files[0])["plan"] is None
+
+
+def test_the_model_is_left_as_it_was(tmp_path: Path) -> None:
+    slim = slim_way("drop").train()
+    before = {name: tensor.clone() for name, tensor in slim.state_dict().items()}
+    try:
+        ps.export(slim, tmp_path / "a.pt2", "torch-export")
+        assert slim.training
+        assert all(parameter.requires_grad for parameter in slim.parameters())
+        assert all(bool((tensor == before[name]).all()) for name, tensor in slim.state_dict().items())
+        assert slim.blocks[0].attn.fused_attn
+    finally:
+        slim.eval()
+
+
+def test_a_file_that_is_none_is_told(tmp_path: Path) -> None:
+    (tmp_path / "a.pt2").write_bytes(b"no archive")
+    with pytest.raises(ps.ExportError, match="not a readable"):
+        ps.read_metadata(tmp_path / "a.pt2")
