@@ -39,3 +39,8 @@ class PatchslimWarning(UserWarning):
 
 class RunError(PatchslimError):
     """The run folder can't be read, resumed or written."""
+
+
+def first_words(error: BaseException) -> str:
+    """What went wrong in someone else's code, as far as it fits in a sentence."""
+    return (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")[:160]
