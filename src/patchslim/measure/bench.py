@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -45,6 +46,8 @@ class BenchConfig:
                 raise PatchslimError(f"There is no dtype {dtype}; choose from {', '.join(DTYPES)}.")
         if not (self.batch_sizes and self.dtypes and self.modes):
             raise PatchslimError("Give at least one batch size, one dtype and one mode.")
+        if not 0 < self.seconds < math.inf:
+            raise PatchslimError(f"The seconds to spend have to be more than 0, and {self.seconds} is not.")
 
 
 def bench(
