@@ -10,7 +10,7 @@ from torch import nn
 
 import patchslim as ps
 from patchslim.errors import PatchslimError
-from patchslim.hosts import open_host, open_slim, with_matmul_embed
+from patchslim.hosts import open_host, open_slim
 from patchslim.measure import BenchConfig, bench, modes, profile
 from patchslim.measure.bench import by_dtype
 from patchslim.measure.memory import out_of_memory
@@ -116,13 +116,6 @@ def test_autocast_leaves_the_weights(timed: tuple[nn.Module, Any, Clock]) -> Non
     host.register_forward_hook(lambda model, given, logits: seen.add((given[0].dtype, logits.dtype)))
     bench(slim, host, BenchConfig(batch_sizes=[2], dtypes=["bfloat16"], autocast=True), clock=clock)
     assert seen == {(torch.float32, torch.bfloat16)}
-
-
-def test_the_second_baseline_is_the_same_network() -> None:
-    host = make_host()
-    fast = with_matmul_embed(host)
-    assert is_fast(fast)
-    assert relative(fast(make_images()), host(make_images())) < 1e-5
 
 
 def test_out_of_memory_halves_the_batch(timed: tuple[nn.Module, Any, Clock]) -> None:
