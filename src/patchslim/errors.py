@@ -43,3 +43,9 @@ class PatchslimWarning(UserWarning):
 
 class RunError(PatchslimError):
     """The run folder can't be read, resumed or written."""
+
+
+def first_words(error: BaseException) -> str:
+    """What went wrong in someone else's code, as far as it fits in a sentence."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return (lines[0] if lines else type(error).__name__).rstrip(".")[:160]

@@ -50,7 +50,7 @@ def test_slim_eval_bench(way: str, runs: dict[str, Path], capsys: pytest.Capture
     else:
         assert spread is None
         assert found["macs"] == made["macs"]
-    bench = ["bench", str(runs[way]), "--batch-size", "4", "--seconds", "0.1", "--data", "digits"]
+    bench = ["bench", str(runs[way]), "--batch-size", "4", "--seconds", "0.1", "--data", "digits", "--mode", "eager"]
     code, found, _ = run(capsys, *bench)
     assert code == 0
     assert found["ideal_speedup"] > 1.2

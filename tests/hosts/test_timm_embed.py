@@ -6,8 +6,8 @@ import pytest
 import torch
 from timm.layers import LayerNorm, PatchEmbed
 
-from patchslim.hosts.timm_embed import MatmulPatchEmbed, matmul_embed
-from small import relative
+from patchslim.hosts.timm_embed import MatmulPatchEmbed, matmul_embed, with_matmul_embed
+from small import make_host, make_images, relative
 
 
 @pytest.mark.parametrize(
@@ -40,3 +40,11 @@ def test_overlapping_patches_stay() -> None:
     embed = PatchEmbed(img_size=32, patch_size=8, embed_dim=20)
     embed.proj = torch.nn.Conv2d(3, 20, 8, stride=4)
     assert matmul_embed(embed) is embed
+
+
+def test_a_host_with_it_is_the_same_network_and_another_object() -> None:
+    host = make_host()
+    faster: Any = with_matmul_embed(host)
+    assert isinstance(faster.patch_embed, MatmulPatchEmbed)
+    assert relative(faster(make_images()), host(make_images())) < 1e-5
+    assert not any(isinstance(module, MatmulPatchEmbed) for module in host.modules())

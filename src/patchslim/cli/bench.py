@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
 from typing import Annotated, Any
 
-import torch
 import typer
 from rich.progress import Progress, SpinnerColumn, TextColumn
 from torch import Tensor
 
-from patchslim.cli.common import AsJson, BatchSize, Device, console, open_device, report
+from patchslim.cli.bench_text import notes, text_of
+from patchslim.cli.common import AsJson, Device, console, open_device, report
 from patchslim.data import open_images
-from patchslim.errors import PatchslimError
-from patchslim.measure import DTYPES, compare
+from patchslim.errors import PatchslimError, first_words
+from patchslim.files import write_json
+from patchslim.measure import BenchConfig
+from patchslim.measure import bench as measure
+from patchslim.measure.bench import by_dtype
+from patchslim.measure.memory import out_of_memory
 from patchslim.slim import load, load_host
+
+FOLDER = "bench"  # in the run's
 
 
 def bench(
@@ -22,41 +30,97 @@ def bench(
         str | None,
         typer.Option("--data", metavar="SRC", help="Real images to time on [noise]; a threshold needs them."),
     ] = None,
-    batch_size: BatchSize = 32,
-    dtype: Annotated[str, typer.Option("--dtype", help="float32, bfloat16 or float16 (autocast).")] = "float32",
-    compiled: Annotated[bool, typer.Option("--compile", help="Compile both models with torch.compile.")] = False,
-    seconds: Annotated[float, typer.Option("--seconds", min=0.1, help="Time to spend on each model.")] = 5.0,
+    batch_size: Annotated[
+        str, typer.Option("--batch-size", metavar="B[,B…]", help="Images at a time; several are timed one by one.")
+    ] = "32",
+    dtype: Annotated[
+        str, typer.Option("--dtype", metavar="D[,D…]", help="float32, bfloat16, float16, or several of them.")
+    ] = "float32",
+    mode: Annotated[
+        str,
+        typer.Option(
+            "--mode",
+            metavar="M[,M…]",
+            help="eager, compiled, graph (CUDA graph), compiled-graph; auto is all of them on a GPU, else eager. "
+            "Each model is told by its best.",
+        ),
+    ] = "auto",
+    compiled: Annotated[bool, typer.Option("--compile", help="Also with torch.compile: one more --mode.")] = False,
+    autocast: Annotated[
+        bool, typer.Option("--autocast", help="Leave the weights in float32 and autocast to the dtype.")
+    ] = False,
+    seconds: Annotated[
+        float, typer.Option("--seconds", min=0.01, help="Time to spend on each model in each mode.")
+    ] = 5.0,
+    profile: Annotated[bool, typer.Option("--profile", help="Also show where the time goes, per block.")] = False,
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", metavar="F", help="Results go here [RUN/bench/DEVICE_torchV_DTYPE.json]."),
+    ] = None,
     device: Device = None,
     as_json: AsJson = False,
 ) -> None:
     """Time the slim model and its host side by side, and compare with what the MACs promise."""
-    if dtype not in DTYPES:
-        raise PatchslimError(f"There is no dtype {dtype}; choose one of {', '.join(DTYPES)}.")
-    place = open_device(device)
-    slim, host = load(run).to(place), load_host(run).to(place)
-    batch = open_batch(slim, data, batch_size, compiled)
-    with Progress(SpinnerColumn(), TextColumn("timing"), console=console, transient=True) as progress:
-        progress.add_task("timing", total=None)
-        result = compare(slim, host, batch.to(place), dtype, compiled, seconds)
-    text = (
-        f"{result['throughput']:.1f} images/s against {result['baseline_throughput']:.1f}: {result['speedup']:.2f}×, "
-        f"{result['share_of_ideal']:.0%} of the {result['ideal_speedup']:.2f}× that the MACs promise "
-        f"(batch {batch_size}, {dtype}, {result['device']}, torch {torch.__version__})"
+    config = BenchConfig(
+        batch_sizes=_numbers(batch_size),
+        dtypes=_words(dtype),
+        modes=[*_words(mode), *(["compiled"] if compiled else [])],
+        seconds=seconds,
+        autocast=autocast,
+        profile=profile,
     )
-    report({"run": run, "data": data} | result, as_json, text)
-
-
-def open_batch(slim: Any, data: str | None, batch_size: int, compiled: bool) -> Tensor:
-    """The images to time on: real ones, repeated where there are too few; or noise, where the time is the same."""
-    if slim.plan.mode == "threshold":
-        if compiled:
-            raise PatchslimError("A run with thresholds has batches of many shapes and can't be compiled whole.")
-        if data is None:
-            raise PatchslimError(
-                "How much a run with thresholds computes depends on the images; give some with --data."
+    place = open_device(device)
+    try:
+        slim, host = load(run).to(place), load_host(run).to(place)
+        check_place(Path(run) / FOLDER / "results.json" if out is None else out)
+        images = None if data is None else open_pixels(slim, data, max(config.batch_sizes))
+        with Progress(SpinnerColumn(), TextColumn("{task.description}"), console=console, transient=True) as progress:
+            task = progress.add_task("preparing", total=None)
+            found = measure(
+                slim, host, config, images=images, tell=lambda what: progress.update(task, description=what)
             )
-    if data is None:
-        return torch.randn(batch_size, slim.host_info.channels, *slim.host_info.image_size)
-    images = open_images(data, model=slim, limit=batch_size, split="test")
-    pixels = torch.cat([batch for batch, _ in images.batches(batch_size)])
-    return pixels.repeat(-(-batch_size // len(pixels)), 1, 1, 1)[:batch_size]
+    except Exception as error:
+        if isinstance(error, PatchslimError) or not out_of_memory(error):
+            raise
+        raise PatchslimError(f"There is not enough memory for the models ({first_words(error)}); free some.") from None
+    result = {"run": run, "data": data} | found
+    files = save(result, Path(run), out)
+    for note in notes(result):
+        console.print(note, highlight=False)
+    report(result | {"files": files}, as_json, text_of(result, files))
+
+
+def open_pixels(slim: Any, data: str, count: int) -> Tensor:
+    """Up to `count` real images: (K, C, H, W)."""
+    images = open_images(data, model=slim, limit=count, split="test")
+    return next(batch for batch, _ in images.batches(count))
+
+
+def check_place(path: Path) -> None:
+    """Raise PatchslimError before anything is timed when the results could not be written."""
+    folder = path.absolute().parent
+    while not folder.exists():
+        folder = folder.parent
+    if path.is_dir() or not folder.is_dir() or not os.access(folder, os.W_OK):
+        raise PatchslimError(f"The results can't be written to {path}; choose another file with --out.")
+
+
+def save(result: dict[str, Any], run: Path, out: Path | None) -> list[str]:
+    """Write the results, a file for each dtype or all in the one asked for; the files' names."""
+    files = {out: result} if out is not None else {run / FOLDER / name: own for name, own in by_dtype(result).items()}
+    for path, own in files.items():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_json(path, own)
+    return [str(path) for path in files]
+
+
+def _words(text: str) -> list[str]:
+    """`a,b` → a, b."""
+    return [word.strip() for word in text.split(",")]
+
+
+def _numbers(text: str) -> list[int]:
+    try:
+        return [int(word) for word in _words(text)]
+    except ValueError:
+        raise PatchslimError(f"--batch-size takes whole numbers such as 1,16,256, and {text!r} is not that.") from None

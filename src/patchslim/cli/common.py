@@ -16,7 +16,7 @@ from rich.console import Console
 from torch import nn
 
 import patchslim.hosts.digits_vit  # noqa: F401  (registers itself with timm)
-from patchslim.errors import CheckpointError, PatchslimError, RunError, UnsupportedModel
+from patchslim.errors import CheckpointError, PatchslimError, RunError, UnsupportedModel, first_words
 from patchslim.hosts.weights import load_weights_, read_weights
 from patchslim.slim.store import CONFIG, holds_run
 
@@ -65,16 +65,11 @@ def _create(name: str, pretrained: bool, settings: Mapping[str, Any]) -> nn.Modu
     except Exception as error:
         if pretrained:
             raise CheckpointError(
-                f"timm can't make {name} with pretrained weights ({_first_words(error)}); where they can't be "
+                f"timm can't make {name} with pretrained weights ({first_words(error)}); where they can't be "
                 "downloaded, give them as a safetensors file with --checkpoint."
             ) from None
-        raise UnsupportedModel(f"timm can't make {name} with these settings: {_first_words(error)}.") from None
+        raise UnsupportedModel(f"timm can't make {name} with these settings: {first_words(error)}.") from None
     return model
-
-
-def _first_words(error: Exception) -> str:
-    """What went wrong, as far as it fits in a sentence."""
-    return (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")[:160]
 
 
 def _unknown(name: str) -> str:
@@ -122,7 +117,7 @@ def open_device(name: str | None) -> torch.device:
         torch.zeros(1, device=device)
     except (RuntimeError, AssertionError, NotImplementedError) as error:
         raise PatchslimError(
-            f"The device {name} can't be used here ({_first_words(error)}); try --device cpu."
+            f"The device {name} can't be used here ({first_words(error)}); try --device cpu."
         ) from None
     return device
 

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from patchslim.data import ImageSource
-from patchslim.errors import ExportError
+from patchslim.errors import ExportError, first_words
 from patchslim.export.calibration import Arrays, Reader
-from patchslim.export.packages import first_words, need, quiet
+from patchslim.export.packages import need, quiet
 from patchslim.export.program import info_of, plain_attention, to_program, without_select
 
 KEY = "patchslim"  # of the metadata

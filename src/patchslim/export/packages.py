@@ -53,9 +53,3 @@ def quiet() -> Iterator[None]:
             yield
     finally:
         logging.disable(level)
-
-
-def first_words(error: BaseException) -> str:
-    """What a package complains about, as far as it fits in a sentence."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return (lines[0] if lines else type(error).__name__).rstrip(".")[:200]

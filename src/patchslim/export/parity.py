@@ -14,8 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from patchslim.data import ImageSource, tensor_images
-from patchslim.errors import ExportError
-from patchslim.export.packages import first_words
+from patchslim.errors import ExportError, first_words
 from patchslim.hosts import HostInfo
 from patchslim.slim import SlimModel
 

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 
-from patchslim.errors import ExportError
-from patchslim.export.packages import first_words, quiet
+from patchslim.errors import ExportError, first_words
+from patchslim.export.packages import quiet
 from patchslim.hosts import HostInfo, inspect
 from patchslim.slim import SlimModel
 

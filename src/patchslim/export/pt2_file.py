@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from patchslim.errors import ExportError
-from patchslim.export.packages import first_words, quiet
+from patchslim.errors import ExportError, first_words
+from patchslim.export.packages import quiet
 from patchslim.export.program import info_of, to_program
 
 EXTRA = "patchslim.json"  # the metadata's name among the archive's extra files

@@ -2,5 +2,16 @@
 
 from patchslim.hosts.base import BlockShape, Host, HostInfo, Readout
 from patchslim.hosts.find import inspect, open_host, open_slim, rebuild_host
+from patchslim.hosts.timm_embed import with_matmul_embed
 
-__all__ = ["BlockShape", "Host", "HostInfo", "Readout", "inspect", "open_host", "open_slim", "rebuild_host"]
+__all__ = [
+    "BlockShape",
+    "Host",
+    "HostInfo",
+    "Readout",
+    "inspect",
+    "open_host",
+    "open_slim",
+    "rebuild_host",
+    "with_matmul_embed",
+]

@@ -1,19 +1,25 @@
 """Measurement: accuracy, of one model or of two on the same images, and throughput."""
 
 from patchslim.measure.accuracy import Accuracy, evaluate, evaluate_pair
+from patchslim.measure.bench import BenchConfig, bench
 from patchslim.measure.compare import compare, device_name
-from patchslim.measure.latency import DTYPES, Timing, time_side_by_side
+from patchslim.measure.latency import Timing, time_side_by_side
 from patchslim.measure.paired import Paired, paired
+from patchslim.measure.profile import profile
+from patchslim.measure.running import DTYPES
 
 __all__ = [
     "DTYPES",
     "Accuracy",
+    "BenchConfig",
     "Paired",
     "Timing",
+    "bench",
     "compare",
     "device_name",
     "evaluate",
     "evaluate_pair",
     "paired",
+    "profile",
     "time_side_by_side",
 ]

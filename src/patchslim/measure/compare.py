@@ -18,7 +18,7 @@ def compare(
     """Throughput of both on one batch (B, C, H, W), and the speed-up against the one the MACs of its images promise."""
     place, batch_size = batch.device, len(batch)
     ours, base = time_side_by_side([slim, host], batch, dtype=dtype, compile_models=compiled, seconds=seconds)
-    ideal = host_macs(slim.host_info) / float(slim.image_macs(batch).double().mean())
+    ideal = ideal_speedup(slim, batch)
     speedup = base.median / ours.median
     return {
         "throughput": ours.throughput(batch_size),
@@ -35,6 +35,11 @@ def compare(
         "threads": torch.get_num_threads(),
         "torch": torch.__version__,
     }
+
+
+def ideal_speedup(slim: SlimModel, batch: Tensor) -> float:
+    """What the MACs of a batch (B, C, H, W) promise: the host's over the slim model's mean."""
+    return host_macs(slim.host_info) / float(slim.image_macs(batch).double().mean())
 
 
 def device_name(place: torch.device) -> str:
