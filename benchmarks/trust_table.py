@@ -65,7 +65,7 @@ def main() -> None:
     """One row per trust."""
     args = parse()
     device = open_device(args.device)
-    model: Any = open_model(args.model, args.checkpoint).to(device)
+    model: Any = open_model(args.model, args.checkpoint).to(device).requires_grad_(False)
     count = args.images + args.others
     sample = open_images(args.data, model=model, limit=count, seed=0)
     images = torch.cat([batch for batch, _ in sample.batches(BATCH)])
