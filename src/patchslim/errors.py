@@ -48,4 +48,4 @@ class RunError(PatchslimError):
 def first_words(error: BaseException) -> str:
     """What went wrong in someone else's code, as far as it fits in a sentence."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return (lines[0] if lines else type(error).__name__).rstrip(".")[:160]
+    return (lines[0] if lines else type(error).__name__).rstrip(".")[:240]
