@@ -95,7 +95,7 @@ def test_the_tables_in_the_docs_are_the_raw_files(capsys: pytest.CaptureFixture[
         tables[name]()
     for name in ("recovery_table", "one_rate_table", "trust_table", "rate_table", "score_comparison"):
         tables[name]()
-    for name in ("score_table", "tolerance_table", "stale_table", "speed_table"):
+    for name in ("score_table", "tolerance_table", "stale_table", "speed_table", "export_table"):
         tables[name]()
     page = "".join((ROOT / "docs" / name).read_text(encoding="utf-8") for name in ("results.md", "decisions.md"))
     shown = [line for line in capsys.readouterr().out.splitlines() if line]
