@@ -21,18 +21,24 @@ class Graphed:
     ) -> None:
         """`backward` maps images to a loss whose gradients it has added to the parameters'."""
         self.parameters, self.images = parameters, images.clone()
+        with torch.cuda.device(images.device):
+            self._warm_up(backward)
+            self.graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(self.graph):
+                self.loss = backward(self.images)
+        self.gradients = [parameter.grad for parameter in parameters]
+
+    def _warm_up(self, backward: Callable[[Tensor], Tensor]) -> None:
+        """Run beside the stream at work, as recordings want it; leaves no gradients, so that the recording makes its
+        own, which each replay writes over."""
         beside = torch.cuda.Stream()
         beside.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(beside):
             for _ in range(WARM_UP):
-                _forget(parameters)
+                _forget(self.parameters)
                 backward(self.images)
         torch.cuda.current_stream().wait_stream(beside)
-        _forget(parameters)  # gradients that the recording makes itself are written over by each replay
-        self.graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self.graph):
-            self.loss = backward(self.images)
-        self.gradients = [parameter.grad for parameter in parameters]
+        _forget(self.parameters)
 
     def fits(self, images: Tensor) -> bool:
         """Whether a batch has the recorded shape."""
