@@ -185,7 +185,7 @@ def one_rate_table() -> None:
 
 
 def trust_table() -> None:
-    """How far the static search believes its own images (docs/decisions.md)."""
+    """How far the static search believes in cross terms (docs/decisions.md)."""
     print("| trust | error, its own images | error, others | KL | same answer |")
     print("| --- | --- | --- | --- | --- |")
     for row in rows("trust_*.json"):

@@ -1,4 +1,4 @@
-"""How far a search should believe its own images: the table of trusts in docs/decisions.md.
+"""How far the static search should believe in cross terms: the table of trusts in docs/decisions.md.
 
     python benchmarks/trust_table.py --checkpoint deit_tiny_patch16_224.safetensors --data imagenet-train-1k-0000.tar
 

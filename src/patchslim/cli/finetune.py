@@ -33,7 +33,9 @@ def finetune(
     supervised_epochs: Annotated[
         int, typer.Option("--supervised-epochs", min=0, help="Of the DeiT recipe, with labels.")
     ] = USUAL.supervised_epochs,
-    learning_rate: Annotated[float, typer.Option("--learning-rate", help="At its peak.")] = USUAL.learning_rate,
+    learning_rate: Annotated[
+        float, typer.Option("--learning-rate", help="At its peak; gains and biases learn faster without labels.")
+    ] = USUAL.learning_rate,
     batch_size: Annotated[
         int, typer.Option("--batch-size", min=1, max=2**16, help="Images at a time.")
     ] = USUAL.batch_size,

@@ -33,8 +33,8 @@ class Removal:
     """Which patch to remove next: the one whose removal changes the readout least per MAC saved.
 
     The change of the readout is taken as linear in the gates, so that ‖r − Σ J_u‖² sees redundancy: patches that say
-    the same can't all go, and effects that cancel may. The cross terms are what a search fits to its own images, so
-    they count by `trust`. jacobian (blocks, N, R): R probes of all images; residual (R,).
+    the same can't all go, and effects that cancel may. Cross terms count by `trust` only: sums of many
+    first-order changes are less true than each of them. jacobian (blocks, N, R): R probes of all images; residual (R,).
     """
 
     def __init__(self, jacobian: Tensor, residual: Tensor, trust: float = TRUST) -> None:
