@@ -10,7 +10,8 @@ from torch import Tensor, nn
 
 from patchslim.hosts.attention import Mix
 
-Readout = Literal["class", "class+distillation", "mean", "attention-pool"]
+Readout = Literal["class", "class+distillation", "class+auxiliary", "mean", "attention-pool"]
+PATCH_READOUTS = ("class+auxiliary", "mean", "attention-pool")  # those that read patches of the last block
 
 
 @dataclass(frozen=True)
@@ -48,7 +49,12 @@ class HostInfo:
     @property
     def reads_patches(self) -> bool:
         """Whether the head reads patches of the last block, not only prefix tokens."""
-        return self.readout in ("mean", "attention-pool")
+        return self.readout in PATCH_READOUTS
+
+    @property
+    def reads_class(self) -> bool:
+        """Whether the head reads a class token, so that its attention tells which patches matter."""
+        return self.readout.startswith("class")
 
     @property
     def tokens(self) -> int:
