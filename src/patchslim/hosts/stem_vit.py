@@ -129,7 +129,7 @@ def _info(model: Any) -> HostInfo:
         image_size=stem.img_size,
         channels=model.in_chans,
         classes=model.num_classes,
-        parameters=sum(parameter.numel() for parameter in model.parameters()),
+        parameters=sum(table.numel() for table in (*model.parameters(), *model.fixed())),
         blocks=tuple(block_shape(block) for block in model.blocks),
         embed_macs=stem.macs(),
         head_macs=linear_macs(model.head),

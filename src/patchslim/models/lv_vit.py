@@ -1,5 +1,5 @@
-"""LV-ViT (*All Tokens Matter: Token Labeling*, Jiang et al., NeurIPS 2021), with the official parameter names, registered
-with timm."""
+"""LV-ViT (*All Tokens Matter: Token Labeling for Training Better Vision Transformers*, Jiang et al., NeurIPS 2021),
+with the official parameter names, registered with timm."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ IMAGENET: dict[str, Any] = {
     "std": (0.229, 0.224, 0.225),
     "classifier": "head",
 }
-NAMES: list[str] = []  # of all models registered here
+REGISTERED: dict[str, dict[str, Any]] = {}  # all models registered here, and their settings
 
 
 def register(cls: type[nn.Module], variants: Mapping[str, Mapping[str, Any]], **prepared: Mapping[str, Any]) -> None:
@@ -30,7 +30,7 @@ def register(cls: type[nn.Module], variants: Mapping[str, Mapping[str, Any]], **
         entry = _entry(cls, name, settings)
         setattr(module, name, entry)
         register_model(entry)
-        NAMES.append(name)
+        REGISTERED[name] = dict(settings)
 
 
 def _entry(cls: type[nn.Module], name: str, usual: Mapping[str, Any]) -> Any:

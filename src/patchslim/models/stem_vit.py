@@ -95,6 +95,10 @@ class StemViT(nn.Module):
         """(H, W)."""
         return self.stem.img_size
 
+    def fixed(self) -> list[Tensor]:
+        """Tables that belong to the weights but are never learnt; the papers count them as parameters."""
+        return []
+
     def embed(self, images: Tensor) -> Tensor:
         """Z_0: (B, C, H, W) → (B, 1 + N, d)."""
         (height, width), size = self.img_size, images.shape[2:]

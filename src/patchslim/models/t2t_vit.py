@@ -10,7 +10,7 @@ from torch import Tensor
 
 from patchslim.models.register import register
 from patchslim.models.stem_vit import StemViT
-from patchslim.models.tokens_to_token import SPLITS, Splits, TokensToToken, TokensType
+from patchslim.models.tokens_to_token import SPLITS, Splits, TokenPerformer, TokensToToken, TokensType
 
 
 class T2TViT(StemViT):
@@ -52,6 +52,11 @@ class T2TViT(StemViT):
         self.tokens_type: TokensType = tokens_type
         self.register_buffer("pos_embed", sinusoid(stem.num_patches + 1, embed_dim))  # never learnt
         self.init_weights_()
+
+    def fixed(self) -> list[Tensor]:
+        """The positions and the performers' random features."""
+        performers = [module for module in self.modules() if isinstance(module, TokenPerformer)]
+        return [self.pos_embed, *(performer.w for performer in performers)]
 
 
 def sinusoid(positions: int, width: int) -> Tensor:
