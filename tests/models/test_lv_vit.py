@@ -86,7 +86,7 @@ def test_image_sizes_and_classes() -> None:
         ({"readout": "mean"}, "no readout 'mean'"),
     ):
         with pytest.raises(ps.UnsupportedModel, match=words):
-            LVViT(**settings)  # type: ignore[arg-type]
+            LVViT(**settings)
 
 
 def test_timm_knows_them() -> None:

@@ -83,7 +83,7 @@ def test_positions_are_the_sinusoid_and_never_learn() -> None:
 
 @pytest.mark.parametrize(("tokens_type", "layer"), [("performer", TokenPerformer), ("transformer", TokenTransformer)])
 def test_names_are_the_official_ones(tokens_type: Any, layer: type) -> None:
-    model = T2TViT(tokens_type=tokens_type, depth=1, **SMALL)
+    model: Any = T2TViT(tokens_type=tokens_type, depth=1, **SMALL)
     attention = {
         "performer": ["kqv.weight", "kqv.bias", "mlp.0.weight", "mlp.0.bias", "mlp.2.weight", "mlp.2.bias", "w"],
         "transformer": ["attn.qkv.weight", "mlp.fc1.weight", "mlp.fc1.bias", "mlp.fc2.weight", "mlp.fc2.bias"],

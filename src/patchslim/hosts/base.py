@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
 
 from torch import Tensor, nn
 
@@ -139,3 +139,15 @@ class Host(Protocol):
 
     def spec(self) -> Mapping[str, Any]:
         """JSON-able settings from which the family can build the host again."""
+
+
+@runtime_checkable
+class PatchHead(Protocol):
+    """What a host has beside `Host` when its family may have a head on every patch."""
+
+    @property
+    def has_patch_head(self) -> bool:
+        """Whether this one has."""
+
+    def patch_logits(self, tokens: Tensor) -> Tensor:
+        """What it says of every patch of the last block's output: (B, p + n, d) → (B, n, classes)."""

@@ -74,9 +74,14 @@ class StemHost:
         """The host's output: (B, n, d) → (B, classes)."""
         return self.model.forward_head(self.model.norm(tokens))  # type: ignore[no-any-return]
 
-    def patch_logits(self, tokens: Tensor) -> Tensor | None:
-        """What the auxiliary head says of every patch: (B, 1 + n, d) → (B, n, classes); None where there is none."""
-        return self.model.forward_heads(self.model.norm(tokens))[1] if hasattr(self.model, "aux_head") else None
+    @property
+    def has_patch_head(self) -> bool:
+        """Whether there is an auxiliary head."""
+        return isinstance(self.model, LVViT)
+
+    def patch_logits(self, tokens: Tensor) -> Tensor:
+        """What the auxiliary head says of every patch: (B, 1 + n, d) → (B, n, classes)."""
+        return self.model.forward_heads(self.model.norm(tokens))[1]  # type: ignore[no-any-return]
 
     def readout_moment(self, tokens: Tensor) -> Tensor:
         """R of the impact recursion: (B, n, d) → (B, n, n), a diagonal: 1 for the class token and, where the auxiliary
@@ -84,7 +89,7 @@ class StemHost:
         read = torch.zeros(tokens.shape[:2], device=tokens.device)
         read[:, 0] = 1
         if self.info.readout == "class+auxiliary":
-            patches = self.model.forward_heads(self.model.norm(tokens))[1]
+            patches = self.patch_logits(tokens)
             best = torch.zeros_like(patches).scatter(1, patches.argmax(dim=1, keepdim=True), 1.0)
             read[:, 1:] = AUXILIARY**2 * best.mean(dim=2)
         return torch.diag_embed(read)

@@ -78,6 +78,8 @@ class StemViT(nn.Module):
 
     def init_weights_(self) -> None:
         """Fresh weights as both papers have them."""
+        if self.cls_token.is_meta:
+            return  # there is nothing to fill, and trying takes most of the time
         trunc_normal_(self.cls_token, std=0.02)
         for module in self.modules():
             if isinstance(module, nn.Linear):

@@ -20,7 +20,9 @@ from patchslim.models.stem_vit import check_grid
 TokensType = Literal["performer", "transformer"]
 Splits = Sequence[tuple[int, int, int]]  # kernel, stride, padding of the three soft splits
 SPLITS: Splits = ((7, 4, 2), (3, 2, 1), (3, 2, 1))
-EPSILON = 1e-8  # in the performer's division
+SCALE = (
+    1e8  # 1 / ε of the performer's division a / (b + ε); both are multiplied by it, as exporters take + 1e-8 for + 0
+)
 
 
 def soft_split(x: Tensor, kernel: int, stride: int, padding: int) -> Tensor:
@@ -74,7 +76,7 @@ class TokenPerformer(nn.Module):
         k_features, q_features = self._features(k), self._features(q)  # (B, n, m)
         normaliser = q_features @ k_features.sum(dim=1, keepdim=True).transpose(1, 2)  # (B, n, 1)
         summed = k_features.transpose(1, 2) @ v.to(k_features.dtype)  # (B, m, out_dim)
-        mixed = (q_features @ summed / (normaliser + EPSILON)).to(v.dtype)
+        mixed = (SCALE * (q_features @ summed) / (SCALE * normaliser + 1)).to(v.dtype)
         x = v + self.dp(self.proj(mixed))  # widths differ, so the shortcut starts at the values
         return x + self.mlp(self.norm2(x))  # type: ignore[no-any-return]
 
