@@ -168,6 +168,20 @@ def recovery_table() -> None:
     print()
 
 
+def long_table() -> None:
+    """Recovered for longer."""
+    short = {(row["mode"], row["target_macs"]): row for row in _recovered()}
+    print("| mode | MACs asked for | 12 epochs: held-out loss | points lost | 120 epochs | points lost | top-1 | s |")
+    print("| --- " * 8 + "|")
+    for row in recoveries("long_recovery_*.json"):
+        cells = [row["mode"], f"{row['target_macs']:g}"]
+        for each in (short[row["mode"], row["target_macs"]], row):
+            lost = difference(each["base_right"], each["right_after"], each["images"])
+            cells += [f"{each['held_out_loss_after']:.3f}", lost]
+        print("| " + " | ".join([*cells, f"{row['top1_after']:.2f}", f"{row['recovery_seconds']:.0f}"]) + " |")
+    print()
+
+
 def one_rate_table() -> None:
     """One learning rate for everything that learns, the classifier included, against two rates without it."""
     now = {(row["mode"], row["target_macs"]): row for row in _recovered()}
@@ -262,6 +276,7 @@ def merge_table() -> None:
 if __name__ == "__main__":
     merge_table()
     recovery_table()
+    long_table()
     one_rate_table()
     trust_table()
     rate_table()
