@@ -2,6 +2,8 @@
 
 from patchslim.hosts.base import BlockShape, Host, HostInfo, Readout
 from patchslim.hosts.find import inspect, open_host, open_slim, rebuild_host
+from patchslim.hosts.hf_data import hf_data_settings
+from patchslim.hosts.hf_vit import answer_of
 from patchslim.hosts.timm_embed import with_matmul_embed
 
 __all__ = [
@@ -9,6 +11,8 @@ __all__ = [
     "Host",
     "HostInfo",
     "Readout",
+    "answer_of",
+    "hf_data_settings",
     "inspect",
     "open_host",
     "open_slim",

@@ -1,4 +1,4 @@
-"""From a model to its host family. Another family is another file beside `timm_vit.py` and `stem_vit.py`."""
+"""From a model to its host family. Another family is another file beside `timm_vit.py`, `stem_vit.py` and `hf_vit.py`."""
 
 from __future__ import annotations
 
@@ -7,8 +7,11 @@ from typing import Any
 
 from torch import nn
 
-from patchslim.errors import RunError
+from patchslim.errors import RunError, UnsupportedModel
 from patchslim.hosts.base import Host, HostInfo
+from patchslim.hosts.hf_parts import LIBRARY, hf_class
+from patchslim.hosts.hf_spec import rebuild_hf
+from patchslim.hosts.hf_vit import HFViT
 from patchslim.hosts.stem_spec import STEM_MODELS, rebuild_stem
 from patchslim.hosts.stem_vit import StemHost
 from patchslim.hosts.timm_spec import rebuild
@@ -18,12 +21,18 @@ from patchslim.models import StemViT
 
 def open_host(model: nn.Module) -> Host:
     """The model as a host; UnsupportedModel says what stands in the way."""
-    return StemHost(model) if isinstance(model, StemViT) else TimmViT(model)
+    return _family(model)(model)
 
 
 def open_slim(model: nn.Module, info: HostInfo) -> Host:
     """A slim model seen as the host it was made from: the same embedding and head around other blocks."""
-    return (StemHost if isinstance(model, StemViT) else TimmViT).around(model, info)
+    return _family(model).around(model, info)
+
+
+def _family(model: nn.Module) -> type[HFViT] | type[StemHost] | type[TimmViT]:
+    if hf_class(model) is not None:
+        return HFViT
+    return StemHost if isinstance(model, StemViT) else TimmViT
 
 
 def inspect(model: nn.Module) -> HostInfo:
@@ -34,7 +43,11 @@ def inspect(model: nn.Module) -> HostInfo:
 def rebuild_host(spec: Mapping[str, Any]) -> nn.Module:
     """The host of a run folder, with fresh weights."""
     try:
+        if spec.get("library") == LIBRARY:
+            return rebuild_hf(spec)  # type: ignore[no-any-return]
         return rebuild_stem(spec) if spec["class"] in STEM_MODELS else rebuild(spec)
+    except UnsupportedModel:
+        raise
     except Exception as error:  # a damaged description can make timm fail in any way
         raise RunError(
             f"The run's config.json does not describe a model this patchslim can build: {error!r}."

@@ -32,7 +32,7 @@ def outputs(host: Host, images: Tensor, layer: int | None = None) -> Outputs:
     x: Any = host.embed(images)
     inner: State | None = None
     for number, block in enumerate(host.blocks, start=1):
-        x = block(x)
+        x = block(x, None)  # no mask: some layers of transformers have to be told
         if number == layer:
             inner = x
     return Outputs(host.logits(x), host.features(x), inner)

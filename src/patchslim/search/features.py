@@ -67,7 +67,7 @@ class Features:
         for layer, block in enumerate(self.host.blocks, start=1):
             if layer > max(layers):
                 break
-            x = block(x)
+            x = block(x, None)  # no mask: some layers of transformers have to be told
             if layer in layers:
                 found[layer] = x
         return found

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -36,6 +37,17 @@ class BlockOf(nn.Module):
             )
 
 
+    def check_alone(self, mask: object, options: Mapping[str, Any]) -> None:
+        """Raise PlanError for what transformers' models may hand to their layers and a slim block can't do."""
+        if mask is not None:
+            raise PlanError("A slim model takes no attention mask: what it attends to is in its plan.")
+        if options.get("output_hidden_states") or options.get("output_attentions"):
+            raise PlanError(
+                "A slim model gives no hidden states or attentions of its blocks: they are of fewer tokens; "
+                "ask the host for them."
+            )
+
+
 class SlimBlock(BlockOf):
     """Static drop and carry: the first `keep` of sorted tokens.
 
@@ -52,8 +64,9 @@ class SlimBlock(BlockOf):
         self.register_buffer("order", None, persistent=False)
         self.register_buffer("restore", None, persistent=False)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, mask: Tensor | None = None, **options: Any) -> Tensor:
         """(B, n_in, d) → (B, keep, d), or (B, n_in, d) when removed patches are carried along."""
+        self.check_alone(mask, options)
         self.check_tokens(x)
         if self.tokens is not None:
             x = self._enter(x)
@@ -98,8 +111,9 @@ class ReducingBlock(BlockOf):
         if predictor is not None:
             self.predictor = predictor
 
-    def forward(self, given: Tensor | Tokens) -> Tensor | Tokens:
+    def forward(self, given: Tensor | Tokens, mask: Tensor | None = None, **options: Any) -> Tensor | Tokens:
         """Tokens (B, p + t, …) → (B, p + n, …); the first block takes, and the last one gives, a plain tensor."""
+        self.check_alone(mask, options)
         tokens = given if isinstance(given, Tokens) else self._enter(given)
         if self.reduce is None and tokens.size is None:
             kept = tokens

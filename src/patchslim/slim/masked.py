@@ -46,7 +46,8 @@ def _static_logits(host: Host, plan: SlimPlan, images: Tensor) -> Tensor:
         computed = torch.zeros_like(alive)  # diag(m_l)
         computed[:prefix] = True
         computed[torch.tensor(kept, dtype=torch.long, device=x.device) + prefix] = True
-        out = block(x, attn_mask=alive.expand(1, 1, len(alive), len(alive)))
+        seen = torch.zeros_like(alive, dtype=x.dtype).masked_fill(~alive, -torch.inf)  # added to the attention logits
+        out = block(x, seen.expand(1, 1, len(alive), len(alive)))
         x = torch.where(computed[:, None], out, x)
         if plan.removed == "drop":
             alive = computed
@@ -93,7 +94,7 @@ class _OneImage:
             bias[tokens + prefix + patch] = torch.tensor(size[patch]).log()
         block: Any = self.host.blocks[layer - 1]
         mask = bias.to(x).expand(1, 1, 2 * tokens, 2 * tokens)
-        return block(torch.cat([rows, x], dim=1), attn_mask=mask)[:, :tokens]  # type: ignore[no-any-return]
+        return block(torch.cat([rows, x], dim=1), mask)[:, :tokens]  # type: ignore[no-any-return]
 
     def _average(self, members: Mapping[int, Tensor], weight: Mapping[int, float]) -> Tensor:
         """The weighted mean of some tokens (1, d), at their mean length where images choose for themselves."""

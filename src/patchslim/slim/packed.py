@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -44,8 +44,9 @@ class PackedBlock(BlockOf):
         if predictor is not None:
             self.predictor = predictor
 
-    def forward(self, given: Tensor | Packed) -> Tensor | Packed:
+    def forward(self, given: Tensor | Packed, mask: Tensor | None = None, **options: Any) -> Tensor | Packed:
         """The first block takes (B, p + N, d); the last one, where all images keep alike, gives (B, p + n, d)."""
+        self.check_alone(mask, options)
         packed = given if isinstance(given, Packed) else self._enter(given)
         incoming = self.math.read(self, packed.x)
         kept = packed
