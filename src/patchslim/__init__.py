@@ -13,7 +13,7 @@ from patchslim.errors import (
     UnsupportedModel,
 )
 from patchslim.export import export, read_metadata
-from patchslim.hosts import HostInfo, inspect
+from patchslim.hosts import HostInfo, inspect, open_hf
 from patchslim.macs import count_macs
 from patchslim.plan import SlimPlan
 from patchslim.recover import RecoverConfig, finetune
@@ -46,6 +46,7 @@ __all__ = [
     "inspect",
     "load",
     "masked_logits",
+    "open_hf",
     "open_images",
     "read_metadata",
     "save",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import json
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -17,12 +17,15 @@ from torch import Tensor, nn
 
 import patchslim.hosts.digits_vit  # noqa: F401  (registers itself with timm)
 from patchslim.errors import CheckpointError, PatchslimError, RunError, UnsupportedModel, first_words
+from patchslim.hosts import open_hf
 from patchslim.hosts.checkpoint import put_checkpoint_, read_checkpoint
+from patchslim.hosts.hf_open import is_hf_name
 from patchslim.slim.store import CONFIG, holds_run
 
 console = Console(stderr=True)  # everything but results
 
-Model = Annotated[str, typer.Argument(help="A timm model name, such as deit_tiny_patch16_224.", metavar="MODEL")]
+MODEL_HELP = "A timm model name, such as deit_tiny_patch16_224, a folder with a Hugging Face model, or hf:NAME"
+Model = Annotated[str, typer.Argument(help=f"{MODEL_HELP}.", metavar="MODEL")]
 Data = Annotated[
     str,
     typer.Option(
@@ -49,7 +52,11 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object; all
 def open_model(
     name: str, checkpoint: Path | None = None, pretrained: bool = False, img_size: int | None = None
 ) -> nn.Module:
-    """A timm model in eval mode with the weights asked for."""
+    """A model in eval mode: timm's with the weights asked for, or one of Hugging Face, which brings its own."""
+    if is_hf_name(name):
+        if checkpoint is not None:
+            raise CheckpointError(f"{name} is a Hugging Face model and brings its own weights; leave out --checkpoint.")
+        return open_hf(name, img_size)
     if not timm.is_model(name):
         raise UnsupportedModel(_unknown(name))
     if checkpoint is not None and pretrained:
@@ -80,7 +87,10 @@ def _unknown(name: str) -> str:
     if not name.strip():
         return "The model's name is empty; give a timm model name, such as deit_tiny_patch16_224, or a run folder."
     if Path(name).is_dir():
-        return f"{name} is a folder but holds no run: it has no {CONFIG}; give a run folder or a timm model name."
+        return (
+            f"{name} is a folder but holds no run and no Hugging Face model: it has no {CONFIG}; "
+            "give a run folder or a timm model name."
+        )
     close = difflib.get_close_matches(name, timm.list_models(), n=1)
     hint = f"did you mean {close[0]}?" if close else "timm.list_models() has the names."
     return f"There is no run folder and no timm model called {name}; {hint}"
@@ -94,7 +104,7 @@ def _classes_of(weights: Mapping[str, Tensor]) -> dict[str, int]:
 
 def is_run(name: str) -> bool:
     """Whether a MODEL|RUN argument is a run folder."""
-    return bool(name) and holds_run(Path(name))
+    return bool(name) and holds_run(Path(name)) and not is_hf_name(name)
 
 
 def refuse_with_run(run: str, **options: Any) -> None:
@@ -104,9 +114,9 @@ def refuse_with_run(run: str, **options: Any) -> None:
         raise RunError(f"{run} is a run and brings its own model and weights; leave out {', '.join(given)}.")
 
 
-def note_random(checkpoint: Path | None, pretrained: bool) -> None:
-    """Say so when a model has nothing but random weights."""
-    if checkpoint is None and not pretrained:
+def note_random(names: Iterable[str], checkpoint: Path | None, pretrained: bool) -> None:
+    """Say so when a model has nothing but random weights: those of Hugging Face bring their own."""
+    if checkpoint is None and not pretrained and not all(is_hf_name(name) for name in names):
         console.print("No --checkpoint and no --pretrained: the weights are random.")
 
 

@@ -12,6 +12,7 @@ from torch import nn
 
 from patchslim.cli.common import (
     AsJson,
+    MODEL_HELP,
     BatchSize,
     Checkpoint,
     Data,
@@ -38,7 +39,7 @@ from patchslim.slim import load
 
 
 def evaluate_model(
-    model: Annotated[str, typer.Argument(metavar="MODEL|RUN", help="A timm model name or a run folder.")],
+    model: Annotated[str, typer.Argument(metavar="MODEL|RUN", help=f"{MODEL_HELP}, or a run folder.")],
     data: Data,
     against: Annotated[
         str | None,
@@ -88,7 +89,7 @@ def open_networks(names: list[str], checkpoint: Path | None, pretrained: bool, i
         refuse_with_run(names[0], checkpoint=checkpoint, pretrained=pretrained, img_size=img_size)
     networks = [load(name) if name in runs else open_model(name, checkpoint, pretrained, img_size) for name in names]
     if len(runs) < len(names):
-        note_random(checkpoint, pretrained)
+        note_random([name for name in names if name not in runs], checkpoint, pretrained)
     return networks
 
 

@@ -29,6 +29,7 @@ from patchslim.cli.progress import show_search
 from patchslim.data import open_images
 from patchslim.errors import BudgetError
 from patchslim.hosts import HostInfo, inspect
+from patchslim.hosts.hf_open import ON_HUB, is_hf_name
 from patchslim.hosts.weights import weights_fingerprint
 from patchslim.plan import Mode, PredictorKind, Removed, Select
 from patchslim.runs import SOURCE, check_folder, check_sweep_folder, make_run, make_sweep, run_name
@@ -109,7 +110,7 @@ def slim(
         cache_gib=cache_gib,
         seed=seed,
     )
-    folder = out or Path("runs") / model
+    folder = out or default_folder(model)
     (check_folder if len(ratios) < 2 else check_sweep_folder)(folder, resume)
     place = open_device(device)
     torch.manual_seed(seed)  # random weights, where nothing better is given, are the same on --resume
@@ -118,7 +119,7 @@ def slim(
     for ratio in ratios:
         check_reachable(info, config.removed, ratio, config.select, config.predictor)
         note_generous(info, config, ratio)
-    note_random(checkpoint, pretrained)
+    note_random([model], checkpoint, pretrained)
     source = open_images(data, model=network, limit=images, seed=seed, workers=workers_for(place))
     started = {
         "model": info.name,
@@ -138,6 +139,11 @@ def slim(
     results = [{"run": str(run)} | metrics for run, metrics in runs.items()]
     text = "\n".join(summary(run, metrics) for run, metrics in runs.items())
     report(results[0] if len(ratios) < 2 else {"sweep": str(folder), "runs": results}, as_json, text)
+
+
+def default_folder(model: str) -> Path:
+    """runs/MODEL; of a folder or a name on the hub, the last word of it."""
+    return Path("runs") / (Path(model.removeprefix(ON_HUB)).resolve().name if is_hf_name(model) else model)
 
 
 def read_ratios(text: str | None) -> list[float]:

@@ -10,6 +10,8 @@ from PIL import Image
 from torch import Tensor, nn
 
 from patchslim.errors import DataError
+from patchslim.hosts import hf_data_settings
+from patchslim.hosts.hf_parts import hf_class
 
 
 @dataclass(frozen=True)
@@ -79,7 +81,8 @@ def training_transform_for(model: nn.Module, style: Style) -> Transform:
 
 def data_config(model: nn.Module) -> dict[str, Any]:
     """Resolve timm's data configuration, corrected to the model's real image size and channels."""
-    config = dict(_timm_data().resolve_model_data_config(model))
+    own = hf_data_settings(model) if hf_class(model) is not None else None
+    config = dict(_timm_data().resolve_model_data_config(model, pretrained_cfg=own))
     channels = _channels(model, int(config["input_size"][0]))
     if channels not in (1, 3):
         raise DataError(

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from patchslim.data import ImageSource, tensor_images
 from patchslim.errors import ExportError, first_words
-from patchslim.hosts import HostInfo
+from patchslim.hosts import HostInfo, answer_of
 from patchslim.slim import SlimModel
 
 TOLERANCE = 1e-3  # largest difference of a logit
@@ -48,7 +48,7 @@ def compare(
     """Measure; ExportError when the file does not run or gives numbers that are none."""
     differences, agree, ties = [torch.zeros(1)], [torch.zeros(0, dtype=torch.bool)], 0
     for pixels in _sizes(images):
-        wanted = model(pixels)
+        wanted = answer_of(model(pixels))
         found = _run(run, pixels)
         if found.shape != wanted.shape or not bool(found.isfinite().all()):
             raise ExportError("The file's logits are not finite numbers of the model's shape; it was not kept.")
@@ -73,7 +73,7 @@ def _tied(model: nn.Module, pixels: Tensor, found: Tensor, suspect: Tensor) -> T
     generator = torch.Generator().manual_seed(0)
     for image in suspect.nonzero()[:, 0].tolist():
         noisy = pixels[image] + JITTER * torch.randn(COPIES, *pixels.shape[1:], generator=generator)
-        tied[image] = bool((_apart(model(noisy), found[image]) <= TOLERANCE).any())
+        tied[image] = bool((_apart(answer_of(model(noisy)), found[image]) <= TOLERANCE).any())
     return tied
 
 

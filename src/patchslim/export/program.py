@@ -11,7 +11,8 @@ from torch.export import Dim, ExportedProgram
 
 from patchslim.errors import ExportError, first_words
 from patchslim.export.packages import quiet
-from patchslim.hosts import HostInfo, inspect
+from patchslim.hosts import HostInfo, answer_of, inspect
+from patchslim.hosts.hf_parts import hf_class
 from patchslim.slim import SlimModel
 
 LARGEST_BATCH = 2**16
@@ -43,7 +44,21 @@ def plain_attention(model: nn.Module) -> nn.Module:
     fused: list[Any] = [module for module in model.modules() if hasattr(module, "fused_attn")]
     for module in fused:
         module.fused_attn = False
+    if hf_class(model) is not None:
+        model.set_attn_implementation("eager")  # type: ignore[operator]
     return model
+
+
+class Answering(nn.Module):
+    """A model that returns its answer and nothing beside it: (B, C, H, W) → (B, classes)."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Logits; of a tower without a classifier its embedding or pooled output."""
+        return answer_of(self.model(images))
 
 
 def to_program(model: nn.Module) -> ExportedProgram:
@@ -53,7 +68,8 @@ def to_program(model: nn.Module) -> ExportedProgram:
     shapes = ({0: Dim("batch", min=1, max=LARGEST_BATCH)},)
     try:
         with quiet(), torch.no_grad():
-            program: ExportedProgram = torch.export.export(model, (example,), dynamic_shapes=shapes)
+            graph = model if hf_class(model) is None else Answering(model)
+            program: ExportedProgram = torch.export.export(graph, (example,), dynamic_shapes=shapes)
     except Exception as error:  # torch fails in many ways; each means that this model has no such graph
         raise ExportError(f"torch.export can't make a graph of {info.name}: {first_words(error)}.") from None
     for node in program.graph.nodes:

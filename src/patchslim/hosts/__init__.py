@@ -3,6 +3,7 @@
 from patchslim.hosts.base import BlockShape, Host, HostInfo, Readout
 from patchslim.hosts.find import inspect, open_host, open_slim, rebuild_host
 from patchslim.hosts.hf_data import hf_data_settings
+from patchslim.hosts.hf_open import open_hf
 from patchslim.hosts.hf_vit import answer_of
 from patchslim.hosts.timm_embed import with_matmul_embed
 
@@ -14,6 +15,7 @@ __all__ = [
     "answer_of",
     "hf_data_settings",
     "inspect",
+    "open_hf",
     "open_host",
     "open_slim",
     "rebuild_host",

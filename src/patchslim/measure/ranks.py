@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from patchslim.data import ImageSource
 from patchslim.errors import DataError
+from patchslim.hosts import answer_of
 from patchslim.slim.model import SlimModel, counting
 
 
@@ -88,9 +89,9 @@ def _run(model: nn.Module, pixels: Tensor, labels: Tensor) -> tuple[Tensor, Tens
     """Ranks, and MACs where images differ: (B, C, H, W), (B,) → (B,), (B,) on the CPU."""
     pixels = pixels.to(next(model.parameters()).device)
     if not isinstance(model, SlimModel) or model.plan.mode != "threshold":
-        return _ranks(model(pixels), labels).cpu(), None
+        return _ranks(answer_of(model(pixels)), labels).cpu(), None
     with counting(model) as counts:
-        return _ranks(model(pixels), labels).cpu(), counts.macs()
+        return _ranks(answer_of(model(pixels)), labels).cpu(), counts.macs()
 
 
 def _ranks(logits: Tensor, labels: Tensor) -> Tensor:

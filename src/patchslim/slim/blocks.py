@@ -39,7 +39,8 @@ class BlockOf(nn.Module):
 
     def check_alone(self, mask: object, options: Mapping[str, Any]) -> None:
         """Raise PlanError for what transformers' models may hand to their layers and a slim block can't do."""
-        if mask is not None:
+        # While a graph is traced transformers makes a mask that hides nothing; it is nobody's and goes unused.
+        if mask is not None and not torch.compiler.is_compiling():
             raise PlanError("A slim model takes no attention mask: what it attends to is in its plan.")
         if options.get("output_hidden_states") or options.get("output_attentions"):
             raise PlanError(

@@ -15,6 +15,7 @@ from patchslim.data.transform import transform_for
 from patchslim.errors import RunError
 from patchslim.files import read_json, write_json
 from patchslim.hosts import rebuild_host
+from patchslim.hosts.hf_open import is_hf_folder
 from patchslim.hosts.weights import load_weights_, read_weights, write_weights
 from patchslim.plan import SlimPlan
 from patchslim.slim.assemble import apply, is_slim
@@ -91,6 +92,8 @@ def read_config(folder: Path) -> dict[str, Any]:
     """A run's config.json, of a version this patchslim reads."""
     if not folder.is_dir():
         raise RunError(f"There is no run folder at {folder}.")
+    if is_hf_folder(folder):
+        raise RunError(f"{folder} holds a Hugging Face model and no run; make one of it with `patchslim slim {folder} …`.")
     if not holds_run(folder):
         raise RunError(f"{folder} holds no run: it has no {CONFIG}; give a run folder.")
     if not (folder / PLAN).exists():
