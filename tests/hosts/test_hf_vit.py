@@ -10,10 +10,8 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import patchslim as ps
 from hf_small import FEW, MADE, make_hf
-from patchslim.hosts import answer_of, open_host, open_slim
+from patchslim.hosts import answer_of, open_host
 from patchslim.hosts.attention import plain
-from patchslim.hosts.base import BlockMath
-from patchslim.hosts.hf_vit import HFViT
 from small import WAYS, make_images, plan_for, relative
 
 pytestmark = pytest.mark.filterwarnings("ignore:There is no packed attention")
@@ -40,12 +38,11 @@ def test_everything_kept_gives_the_hosts_outputs(kind: str, attention: str) -> N
     assert relative(host.features(x, torch.ones(x.shape[:2])), host.features(x)) <= 1e-5
 
 
-@pytest.mark.parametrize("attention", ["eager", "sdpa"])
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("kind", FEW)
 @torch.no_grad()
-def test_every_way_equals_the_masked_reference(kind: str, way: str, attention: str) -> None:
-    model, images = make_hf(kind, attention), make_images(2)
+def test_every_way_equals_the_masked_reference(kind: str, way: str) -> None:
+    model, images = make_hf(kind, "eager" if way in ("carry", "matched") else "sdpa"), make_images(2)
     plan, weights = plan_for(model, way)
     slim: Any = ps.apply(model, plan, weights)
     output = slim(pixel_values=images)
@@ -140,11 +137,15 @@ def test_the_forward_signature_stays() -> None:
             slim(images, **asked)
 
 
-def test_the_math_is_a_block_math() -> None:
-    host = open_host(make_hf())
-    math: BlockMath = host.math
-    assert isinstance(host, HFViT)
-    assert open_slim(host.model, host.info).math is not math
+@pytest.mark.parametrize(("kind", "way"), [("ViTForImageClassification", "matched"), ("SiglipVisionModel", "drop")])
+@torch.no_grad()
+def test_a_slim_model_is_traced_whole(kind: str, way: str) -> None:
+    model, images = make_hf(kind), make_images(2)
+    slim: Any = ps.apply(model, *plan_for(model, way))
+    torch.compiler.reset()
+    traced: Any = torch.compile(slim, fullgraph=True, backend="eager")
+    assert relative(answer_of(traced(pixel_values=images)), answer_of(slim(pixel_values=images))) <= 1e-5
+    torch.compiler.reset()
 
 
 @pytest.mark.parametrize(

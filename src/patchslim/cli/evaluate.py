@@ -11,8 +11,8 @@ from rich.progress import Progress
 from torch import nn
 
 from patchslim.cli.common import (
-    AsJson,
     MODEL_HELP,
+    AsJson,
     BatchSize,
     Checkpoint,
     Data,

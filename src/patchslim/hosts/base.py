@@ -11,7 +11,8 @@ from torch import Tensor, nn
 from patchslim.hosts.attention import Mix
 
 Readout = Literal["class", "class+distillation", "class+auxiliary", "class+mean", "mean", "attention-pool"]
-PATCH_READOUTS = ("class+auxiliary", "class+mean", "mean", "attention-pool")  # those that read patches of the last block
+# Those that read patches of the last block.
+PATCH_READOUTS = ("class+auxiliary", "class+mean", "mean", "attention-pool")
 
 
 @dataclass(frozen=True)
@@ -123,7 +124,7 @@ class Host(Protocol):
         """P_l^h for the first `n` tokens: (B, n_in, d) → (B, H, n, n_in), rows sum to 1."""
 
     def features(self, tokens: Tensor, weight: Tensor | None = None) -> Tensor:
-        """What the classifier reads, from the output of the last block: (B, n, d) → (B, d), or more where several are read.
+        """What the classifier reads, from the output of the last block: (B, n, d) → (B, d), or wider.
 
         `weight` (B, n) says how much each token counts where the head pools; 0 is as if it were not there.
         """

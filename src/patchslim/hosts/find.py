@@ -1,4 +1,4 @@
-"""From a model to its host family. Another family is another file beside `timm_vit.py`, `stem_vit.py` and `hf_vit.py`."""
+"""From a model to its host family. Another family is another file beside `timm_vit.py` and its like."""
 
 from __future__ import annotations
 

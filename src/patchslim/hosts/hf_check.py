@@ -7,18 +7,17 @@ from typing import Any
 from torch import nn
 
 from patchslim.errors import UnsupportedModel
-from patchslim.hosts.hf_parts import KINDS, OLDEST, hf_class, kind_of, part, tower_of
+from patchslim.hosts.hf_parts import KINDS, OLDEST, OPENED_AS, hf_class, kind_of, part, tower_of
 
 SUPPORTED = "ViT, DeiT, DINOv2 (also with registers) and the vision towers of CLIP and SigLIP are supported"
-WHOLE = {"CLIPModel": "vision_model", "SiglipModel": "vision_model"}
 
 
 def check_hf(model: Any) -> None:
     """Raise UnsupportedModel, naming part and reason, unless every part is one patchslim reproduces."""
     cls = hf_class(model)
     name = type(model).__name__
-    if name in WHOLE:
-        raise UnsupportedModel(f"{name} also reads text; slim its tower, model.{WHOLE[name]}.")
+    if name in OPENED_AS:
+        raise UnsupportedModel(f"{name} also reads text; slim its tower, model.vision_model.")
     if cls is None or type(model) is not cls or name not in KINDS:
         raise UnsupportedModel(f"{name} of transformers can't be slimmed: it is another architecture; {SUPPORTED}.")
     try:
@@ -27,7 +26,8 @@ def check_hf(model: Any) -> None:
         raise UnsupportedModel(
             f"This {name} is not laid out as patchslim knows it ({error}); transformers {OLDEST} or newer is needed."
         ) from None
-    if model.config.output_hidden_states or getattr(model.config, "output_attentions", False):
+    config: Any = model.config
+    if config.output_hidden_states or getattr(config, "output_attentions", False):
         raise UnsupportedModel(
             "This model's config asks for hidden states or attentions of every block, and those of a slim model are of "
             "fewer tokens; switch output_hidden_states and output_attentions off."

@@ -101,10 +101,9 @@ def _resize(given: Mapping[str, Any], usual: Mapping[str, Any]) -> tuple[float, 
     size, crops = given.get("size"), bool(given.get("do_center_crop", False))
     if size is None or not given.get("do_resize", True):
         return usual["crop_pct"], usual["crop_mode"], None
+    shortest = size if crops and isinstance(size, int) else None  # as older configs say it
     if isinstance(size, Mapping):
         shortest = size.get("shortest_edge")
-    else:  # as older configs say it
-        shortest = size if crops else None
     resized = _pair(size) if shortest is None else (int(shortest), int(shortest))
     mode = "squash" if shortest is None else "center"
     if not crops:

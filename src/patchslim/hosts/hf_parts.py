@@ -56,8 +56,13 @@ class Kind:
     heads: tuple[str, ...] = ()
 
 
-ATTENTION = {"out": "o_proj", "heads": "num_attention_heads", "scale": "scaling", "dropout": "attention_dropout"}
-OPENAI_ATTENTION = {"out": "out_proj", "heads": "num_heads", "scale": "scale", "dropout": "dropout"}
+ATTENTION: dict[str, Any] = {
+    "out": "o_proj",
+    "heads": "num_attention_heads",
+    "scale": "scaling",
+    "dropout": "attention_dropout",
+}
+OPENAI_ATTENTION: dict[str, Any] = {"out": "out_proj", "heads": "num_heads", "scale": "scale", "dropout": "dropout"}
 VIT_BLOCK = BlockNames("layernorm_before", "attention", "layernorm_after", drop="dropout", **ATTENTION)
 DINO_BLOCK = BlockNames(
     "norm1", "attention", "norm2", scales=("layer_scale1", "layer_scale2"), drop="drop_path", **ATTENTION

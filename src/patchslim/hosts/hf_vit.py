@@ -1,4 +1,4 @@
-"""Models of Hugging Face transformers as hosts: ViT, DeiT, DINOv2 (with registers), CLIP's and SigLIP's vision towers."""
+"""Models of transformers as hosts: ViT, DeiT, DINOv2 (with registers), CLIP's and SigLIP's vision towers."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from patchslim.hosts.base import BlockShape, HostInfo
+from patchslim.hosts.base import BlockMath, BlockShape, HostInfo
 from patchslim.hosts.hf_block import HFBlockMath
 from patchslim.hosts.hf_check import check_hf
 from patchslim.hosts.hf_data import hf_data_settings
@@ -34,7 +34,8 @@ class HFViT:
     def _see(self, model: nn.Module, info: HostInfo) -> None:
         self.model: Any = model
         self.info, self.kind, self.tower = info, kind_of(model), tower_of(model)
-        self.math = HFBlockMath(self.kind.family.names)
+        self.layers = HFBlockMath(self.kind.family.names)
+        self.math: BlockMath = self.layers
 
     @property
     def blocks(self) -> Sequence[nn.Module]:
@@ -54,11 +55,11 @@ class HFViT:
 
     def normed(self, block: nn.Module, x: Tensor) -> Tensor:
         """LN1(Z): (B, n, d) → (B, n, d)."""
-        return self.math.normed(block, x)
+        return self.layers.normed(block, x)
 
     def attention(self, block: nn.Module, x: Tensor, n: int) -> Tensor:
         """P_l^h of the first `n` tokens: (B, n_in, d) → (B, H, n, n_in)."""
-        return self.math.attention_map(block, x, n)
+        return self.layers.attention_map(block, x, n)
 
     def features(self, tokens: Tensor, weight: Tensor | None = None) -> Tensor:
         """What the classifier reads, tokens side by side where it reads several: (B, n, d) → (B, d) or (B, 2 d)."""
@@ -80,7 +81,7 @@ class HFViT:
         """The host's answer: logits, embedding or pooled output, (B, n, d) → (B, classes)."""
         read, heads = self.features(tokens), self.classifiers
         if self.kind.heads == ("pooler",):
-            return heads[0](read[:, None]) if heads else read  # type: ignore[no-any-return]
+            return heads[0](read[:, None]) if heads else read
         answers = [head(own) for head, own in zip(heads, read.chunk(max(1, len(heads)), dim=1), strict=False)]
         return sum(answers) / len(answers) if answers else read
 

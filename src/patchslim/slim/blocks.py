@@ -36,7 +36,6 @@ class BlockOf(nn.Module):
                 "a plan holds for one image size, so make another for this one."
             )
 
-
     def check_alone(self, mask: object, options: Mapping[str, Any]) -> None:
         """Raise PlanError for what transformers' models may hand to their layers and a slim block can't do."""
         # While a graph is traced transformers makes a mask that hides nothing; it is nobody's and goes unused.

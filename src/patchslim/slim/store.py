@@ -93,7 +93,7 @@ def read_config(folder: Path) -> dict[str, Any]:
     if not folder.is_dir():
         raise RunError(f"There is no run folder at {folder}.")
     if is_hf_folder(folder):
-        raise RunError(f"{folder} holds a Hugging Face model and no run; make one of it with `patchslim slim {folder} …`.")
+        raise RunError(f"{folder} holds a Hugging Face model and no run; make one with `patchslim slim {folder} …`.")
     if not holds_run(folder):
         raise RunError(f"{folder} holds no run: it has no {CONFIG}; give a run folder.")
     if not (folder / PLAN).exists():
