@@ -12,6 +12,7 @@ import patchslim as ps
 from hf_small import FEW, MADE, make_hf
 from patchslim.hosts import answer_of, open_host
 from patchslim.hosts.attention import plain
+from patchslim.recover.groups import by_layer
 from small import WAYS, make_images, plan_for, relative
 
 pytestmark = pytest.mark.filterwarnings("ignore:There is no packed attention")
@@ -162,6 +163,12 @@ def test_what_is_not_reproduced_is_refused(change: Any, told: str) -> None:
     change(model)
     with pytest.raises(ps.UnsupportedModel, match=told):
         ps.inspect(model)
+
+
+def test_layer_decay_is_refused() -> None:
+    with pytest.raises(ps.RecoverError, match="not for ViTForImageClassification"):
+        by_layer(make_hf(), ps.RecoverConfig(layer_decay=0.8), 1.0)
+    assert by_layer(make_hf(), ps.RecoverConfig(), 1.0)
 
 
 def test_other_architectures_are_refused() -> None:

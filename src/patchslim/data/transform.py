@@ -10,8 +10,6 @@ from PIL import Image
 from torch import Tensor, nn
 
 from patchslim.errors import DataError
-from patchslim.hosts import hf_data_settings
-from patchslim.hosts.hf_parts import hf_class
 
 
 @dataclass(frozen=True)
@@ -81,8 +79,7 @@ def training_transform_for(model: nn.Module, style: Style) -> Transform:
 
 def data_config(model: nn.Module) -> dict[str, Any]:
     """Resolve timm's data configuration, corrected to the model's real image size and channels."""
-    own = hf_data_settings(model) if hf_class(model) is not None else None
-    config = dict(_timm_data().resolve_model_data_config(model, pretrained_cfg=own))
+    config = dict(_timm_data().resolve_model_data_config(model, pretrained_cfg=_hf_settings(model)))
     channels = _channels(model, int(config["input_size"][0]))
     if channels not in (1, 3):
         raise DataError(
@@ -103,6 +100,14 @@ def _timm_data() -> Any:
     import timm.data  # late: timm is slow to import
 
     return timm.data
+
+
+def _hf_settings(model: nn.Module) -> dict[str, Any] | None:
+    """What a transformers model says of its images; None for timm's, which timm asks itself."""
+    from patchslim.hosts import hf_data_settings  # late: it brings timm, which is slow to import
+    from patchslim.hosts.hf_parts import hf_class
+
+    return None if hf_class(model) is None else hf_data_settings(model)
 
 
 def _image_size(model: nn.Module, otherwise: Sequence[int]) -> tuple[int, int]:

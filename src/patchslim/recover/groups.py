@@ -8,6 +8,7 @@ from typing import Any
 from timm.optim import param_groups_layer_decay, param_groups_weight_decay
 from torch import nn
 
+from patchslim.errors import RecoverError
 from patchslim.hosts import Host
 from patchslim.recover.config import RecoverConfig
 from patchslim.slim.predictor import is_predictor_key
@@ -24,6 +25,8 @@ def choose_learning_(student: Host, classifier: bool) -> list[nn.Parameter]:
 def by_layer(model: nn.Module, config: RecoverConfig, vector_factor: float) -> list[dict[str, Any]]:
     """The optimiser's groups: weight decay for matrices, layer decay where asked for, vectors at their own rate."""
     if config.layer_decay < 1:
+        if not hasattr(model, "group_matcher"):  # timm would take all for one layer
+            raise RecoverError(f"layer_decay is for timm's models, not for {type(model).__name__}; leave it at 1.")
         groups = param_groups_layer_decay(model, config.weight_decay, layer_decay=config.layer_decay)
     else:
         groups = param_groups_weight_decay(model, config.weight_decay)
