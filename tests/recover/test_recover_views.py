@@ -22,7 +22,7 @@ def slim() -> Any:
     return ps.apply(model, ps.full_plan(model))
 
 
-@pytest.mark.parametrize(("gib", "strong", "kept"), [(8.0, False, True), (0.0, False, False), (8.0, True, False)])
+@pytest.mark.parametrize(("gib", "strong", "kept"), [(4.0, False, True), (0.0, False, False), (4.0, True, False)])
 def test_pictures_are_kept_where_they_fit(
     gib: float, strong: bool, kept: bool, slim: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
