@@ -10,6 +10,7 @@ from torch import nn
 
 import patchslim as ps
 from patchslim.hosts import open_host
+from patchslim.hosts.base import PatchHead
 from patchslim.hosts.timm_block import token_major
 from patchslim.hosts.timm_spec import describe, rebuild
 from small import make_host, make_images, relative
@@ -157,6 +158,11 @@ def test_readout_moment_is_the_outer_product_of_what_the_head_reads(kind: str) -
         assert trace[0, :3].tolist() == [1, 1, 0]
     elif host.info.readout == "class":
         assert trace[0].nonzero().flatten().tolist() == [0]
+    elif kind == "lv":  # the class token, and half of one patch for every class
+        assert isinstance(host, PatchHead)
+        best = host.patch_logits(tokens).argmax(dim=1)
+        shares = [[(row == patch).float().mean() / 4 for patch in range(host.info.patches)] for row in best]
+        assert torch.allclose(trace, torch.tensor([[1.0, *row] for row in shares]))
     else:  # rows that sum to one: the moment's sum is one
         assert torch.allclose(moment.sum(dim=(1, 2)), torch.ones(2), atol=1e-5)
 

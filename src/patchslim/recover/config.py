@@ -48,6 +48,7 @@ class RecoverConfig:
     rand_augment: str = "rand-m9-mstd0.5-inc1"  # timm's words; empty for none
     erase: float = 0.25  # random erasing
     distill_weight: float = 0.0  # of the distillation loss beside the labels
+    token_weight: float = 0.5  # of token labels, where the network has a head on its patches (LV-ViT)
     ema: float = 0.999  # decay of the moving average of weights, warmed up; 0 for none
     crop_scale: float = 0.35  # smallest share of the picture that a training view shows
     amp: Amp = "auto"  # bf16 on a GPU
@@ -103,6 +104,7 @@ _LEAST: dict[str, float] = {
     "feature_weight": 0,
     "patch_weight": 0,
     "distill_weight": 0,
+    "token_weight": 0,
     "mixup": 0,
     "cutmix": 0,
     "cache_gib": 0,

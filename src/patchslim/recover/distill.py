@@ -21,7 +21,7 @@ class Distillation:
     labels = False
 
     def __init__(self, teacher: Host, plan: SlimPlan, config: RecoverConfig, device: torch.device) -> None:
-        self.teacher, self.config = teacher, config
+        self.teacher, self.plan, self.config = teacher, plan, config
         self.rows = Rows(plan, device)
         self.layer = _deepest(plan) if config.patch_weight else None
 

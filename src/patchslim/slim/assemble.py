@@ -117,7 +117,7 @@ def _choosers(host: Host, plan: SlimPlan) -> list[Reduce | None]:
     info, above = host.info, host.info.patches
     reducers: list[Reduce | None] = []
     for layer, count in enumerate(plan.counts, start=1):
-        prefix, ways = info.prefix_tokens, (plan.merges(layer), not info.reads_patches)
+        prefix, ways = info.prefix_tokens, (plan.merges(layer), info.reads_class)
         if count == above:
             reducers.append(None)
         elif count == 0:
