@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from patchslim.errors import PatchslimError
 from patchslim.hosts import with_matmul_embed
 from patchslim.measure.compare import ideal_speedup
+from patchslim.measure.forecast import forecast
 from patchslim.measure.profile import profile
 from patchslim.slim import SlimModel
 from patchslim.timing import DTYPES, Clock, Contest, Timed, device_name
@@ -70,13 +71,14 @@ def bench(
     modes = modes_for(config.modes, device, threshold)
     if threshold and images is None:
         raise PatchslimError("How much a run with thresholds computes depends on the images; give some with --data.")
-    rows = []
+    own, rows = forecast(slim.plan), []
     for dtype in config.dtypes:
         case = _Case(slim, host, config, dtype, modes, images, tell, clock)
         for size in dict.fromkeys(config.batch_sizes):
             row = fitting(size, case.row, device_name(device))
             reduced = None if row["batch_size"] == size else row["batch_size"]
-            rows.append(row | {"asked_batch_size": size, "reduced_batch": reduced})
+            known = own.predicted if own and own.holds_for(row, device_name(device), modes) else None
+            rows.append(row | {"asked_batch_size": size, "reduced_batch": reduced, "predicted_speedup": known})
     return about(device, modes) | summary(rows)
 
 

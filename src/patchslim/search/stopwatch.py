@@ -1,0 +1,171 @@
+"""Blocks and whole networks timed as `bench` times them, and remembered: a search that goes on sees the same times."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
+from time import perf_counter
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from patchslim.errors import BudgetError, first_words
+from patchslim.hosts import Host, open_slim
+from patchslim.plan import SlimPlan
+from patchslim.search.config import SearchConfig
+from patchslim.search.ledger import Key, Ledger
+from patchslim.search.sketch import slimmed
+from patchslim.search.topdown import Listener
+from patchslim.timing import DTYPES, Clock, Contest, in_turns
+from patchslim.timing.memory import out_of_memory
+from patchslim.timing.modes import modes_for
+from patchslim.timing.place import place_of
+from patchslim.timing.running import in_dtype, replayed, running
+
+BLOCK_SECONDS, WHOLE_SECONDS = 0.5, 6.0  # for each block, and for each network in each mode
+GRAINS = (64, 8)  # rows that matrix units and attention kernels work on at a time; what they want numbers aligned to
+PLACES = 3  # where a grain is looked for
+NOTICED = 0.02  # a step is one if it costs at least this share of what is below it
+
+
+class Stopwatch:
+    """Times slim models of one host on its device, in the precision and with the batch asked for."""
+
+    def __init__(
+        self, host: Host, config: SearchConfig, ledger: Ledger, listen: Listener, clock: Clock | None = None
+    ) -> None:
+        self.host, self.config, self.ledger, self.listen = host, config, ledger, listen
+        self.clock = clock or perf_counter
+        self.device = next(host.model.parameters()).device
+        modes = modes_for((config.speed_mode,), self.device, config.mode == "threshold")
+        self.contest = Contest(modes, config.speed_dtype, seconds=WHOLE_SECONDS, clock=self.clock, tell=self._tell)
+
+    @property
+    def place(self) -> dict[str, Any]:
+        """What times belong to."""
+        return place_of(self.device)
+
+    def whole(
+        self, plan: SlimPlan, predictors: Mapping[int, nn.Module] | None = None, images: Tensor | None = None
+    ) -> dict[str, Any]:
+        """A slim model against the host as it comes, each in its best mode, in turns: seconds per batch, modes, spread.
+
+        On noise, unless images (B, C, H, W) are given.
+        """
+        thresholds = None if plan.predictor is None else plan.predictor.thresholds
+        key = ("whole", plan.counts, plan.drops, thresholds)
+        entry = self._known(key)
+        if entry is None:
+            models = {"slim": slimmed(self.host, plan, predictors), "host": self.host.model}
+            models = {name: in_dtype(model, self.config.speed_dtype) for name, model in models.items()}
+            with self._enough_memory():
+                found = self.contest.time(models, self._batch(images))
+            best = {name: timed.times[timed.best] for name, timed in found.items()}
+            entry = {
+                "seconds": {name: timing.median for name, timing in best.items()},
+                "modes": {name: timed.best for name, timed in found.items()},
+                "spread": max((timing.high - timing.low) / timing.median for timing in best.values()),
+            }
+            self._remember(key, entry)
+        return entry | {"share": entry["seconds"]["slim"] / entry["seconds"]["host"]}
+
+    def blocks(self, plan: SlimPlan) -> list[float]:
+        """Each block's time on what its own network gives it, over that of a host's block in the same turns, so that a
+        slow moment of the machine falls on both: (depth,)."""
+        entry = self._known(("blocks", plan.counts))
+        if entry is None:
+            self._tell(f"timing blocks that keep {', '.join(map(str, plan.counts))} patches")
+            with self._enough_memory(), torch.inference_mode():
+                entry = {"times": self._timed_blocks(plan)}
+            self._remember(("blocks", plan.counts), entry)
+        return [float(time) for time in entry["times"]]
+
+    def grain(self) -> int:
+        """By what multiples the device likes its tokens: the largest grain of which a first token costs most of the
+        price of all; 1 where tokens cost about the same each."""
+        entry = self._known(("grain",))
+        if entry is None:
+            self._tell("timing numbers of tokens")
+            with self._enough_memory(), torch.inference_mode():
+                entry = {"grain": next((grain for grain in GRAINS if self._steps(grain)), 1)}
+            self._remember(("grain",), entry)
+        return int(entry["grain"])
+
+    def _timed_blocks(self, plan: SlimPlan) -> list[float]:
+        model = in_dtype(slimmed(self.host, plan), self.config.speed_dtype)
+        own, host = open_slim(model, self.host.info), self._cast_host()
+        x: Any = host.embed(self._batch(None))
+        calls = {(0, 0): self._call(host.blocks[0], x)}
+        ways: list[tuple[int, int]] = []
+        for block, count in zip(own.blocks, plan.counts, strict=True):
+            before = ways[-1][1] if ways else self.host.info.patches
+            ways.append((before, count))
+            if ways[-1] not in calls:  # blocks are alike; one of each kind will do
+                calls[ways[-1]] = self._call(block, x)
+            x = block(x)
+        times = self._in_turns(list(calls.values()))
+        by_way = {way: time / times[0] for way, time in zip(calls, times, strict=True)}
+        return [by_way[way] for way in ways]
+
+    def _steps(self, grain: int) -> bool:
+        """Whether time goes up in steps of so many tokens."""
+        tokens = self.host.info.tokens
+        every = [count for count in range(grain, tokens, grain) if count + grain <= tokens]
+        starts = every[:: -(-len(every) // PLACES)] if every else []
+        if not starts:
+            return False
+        host = self._cast_host()
+        x = host.embed(self._batch(None))
+        counts = sorted({count + more for count in starts for more in (0, 1, grain)})
+        times = dict(zip(counts, self._in_turns([self._call(host.blocks[0], x[:, :n]) for n in counts]), strict=True))
+        for start in starts:
+            first, all_of_them = times[start + 1] - times[start], times[start + grain] - times[start]
+            if first < all_of_them / 2 or all_of_them < NOTICED * times[start]:
+                return False
+        return True
+
+    def _call(self, block: nn.Module, x: Any) -> Callable[[], Any]:
+        """A block on what comes in; on a GPU as a CUDA graph, or the time would be that of launching its kernels."""
+        call = partial(running(block, self.device), x)
+        return replayed(call, self.device) if self.device.type == "cuda" else call
+
+    def _in_turns(self, calls: Sequence[Callable[[], Any]]) -> list[float]:
+        return [timing.median for timing in in_turns(calls, self.device, BLOCK_SECONDS, self.clock)]
+
+    def _cast_host(self) -> Host:
+        return open_slim(in_dtype(self.host.model, self.config.speed_dtype), self.host.info)
+
+    def _batch(self, images: Tensor | None) -> Tensor:
+        info, size = self.host.info, self.config.speed_batch_size
+        if images is None:
+            images = torch.randn(size, info.channels, *info.image_size, generator=torch.Generator().manual_seed(0))
+        images = images[:size].repeat(-(-size // len(images[:size])), 1, 1, 1)[:size]
+        return images.to(self.device, DTYPES[self.config.speed_dtype])
+
+    @contextmanager
+    def _enough_memory(self) -> Iterator[None]:
+        try:
+            yield
+        except Exception as error:
+            if not out_of_memory(error):
+                raise
+            raise BudgetError(
+                f"Timing a batch of {self.config.speed_batch_size} takes more memory than there is "
+                f"({first_words(error)}); choose a smaller one with --speed-batch-size."
+            ) from None
+
+    def _key(self, key: Key) -> Key:
+        config = self.config
+        asked = (config.speed_batch_size, config.speed_dtype, config.speed_mode)
+        return ("timed", *self.place.values(), *asked, *key)
+
+    def _known(self, key: Key) -> dict[str, Any] | None:
+        return self.ledger.get(self._key(key))
+
+    def _remember(self, key: Key, entry: dict[str, Any]) -> None:
+        self.ledger.put(self._key(key), entry)
+
+    def _tell(self, what: str) -> None:
+        self.listen({"event": "timing", "what": what})
