@@ -12,14 +12,15 @@ class Ticking:
     """Hooks on parts that slim blocks share with the host's, so that copies of the model move the same clock."""
 
     def __init__(self, model: nn.Module, block: Seconds, host: float = 0.0, slim: float = 0.0, batch: int = 2) -> None:
-        """`host` and `slim` are what such a model takes beside its blocks."""
+        """`host` and `slim` are what such a model's patch embedding takes."""
         self.now, self.incoming, self.batch = 0.0, 0.0, batch
-        self.block, self.whole = block, {False: host, True: slim}
+        self.block, self.extra, self.embed = block, host - slim, slim
         modules: Any = model
         for own in modules.blocks:
             own.norm1.register_forward_hook(self._read)
             own.mlp.register_forward_hook(self._computed)
-        model.register_forward_hook(self._ran)
+        modules.patch_embed.register_forward_hook(self._embedded_slowly)
+        modules.patch_embed.norm.register_forward_hook(self._embedded)  # a slim model has this part of it only
 
     def __call__(self) -> float:
         return self.now
@@ -38,5 +39,8 @@ class Ticking:
         """Per image: x is (B, n, d), or packed (1, tokens of all images, d)."""
         return x[..., 0].numel() / self.batch
 
-    def _ran(self, model: nn.Module, given: Any, found: Any) -> None:
-        self.now += self.whole[hasattr(model, "plan")]
+    def _embedded_slowly(self, module: nn.Module, given: Any, found: Any) -> None:
+        self.now += self.extra
+
+    def _embedded(self, module: nn.Module, given: Any, found: Any) -> None:
+        self.now += self.embed

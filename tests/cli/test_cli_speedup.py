@@ -1,4 +1,4 @@
-"""`patchslim slim --target-speedup` from a user's side, on a clock that the networks move, and what `bench` says then."""
+"""`slim --target-speedup` from a user's side, on a clock that the networks move, and what `bench` says then."""
 
 import json
 from pathlib import Path

@@ -21,6 +21,7 @@ from patchslim.search import stopwatch
 from patchslim.search.cost import snapped
 from patchslim.search.greedy import Greedy
 from patchslim.search.run import Session
+from patchslim.search.speed import next_guess
 from power import Interrupted, interrupt_after
 from small import make_host, make_images
 from ticking import Seconds, Ticking
@@ -35,7 +36,7 @@ WAYS: dict[str, dict[str, Any]] = {
     "predicted drop": {"select": "predicted", "removed": "drop", "predictor_epochs": 2},
     "threshold": {"select": "predicted", "mode": "threshold", "predictor_epochs": 2},
 }
-HOST, SLIM = 0.3, 0.1  # what a host and a slim model take beside their blocks
+HOST, SLIM = 0.3, 0.1  # what the patch embedding of a host and of a slim model takes
 pytestmark = pytest.mark.filterwarnings("ignore:There is no packed attention")
 
 
@@ -198,8 +199,8 @@ def test_what_can_not_be_reached_is_refused_with_what_can(ticking: Any) -> None:
 
 def test_a_device_where_tokens_cost_nothing_is_told(ticking: Any) -> None:
     model = ticking(law=lambda n_in, n: 0.1)
-    with pytest.raises(ps.BudgetError, match="no faster when"):
-        ps.search(model, make_images(2), config(1.2))
+    with pytest.raises(ps.BudgetError, match=r"1\.40× is the most"):  # all of it the embedding's
+        ps.search(model, make_images(2), config(1.5))
 
 
 def test_little_asked_for_keeps_everything_that_is_read(ticking: Any) -> None:
@@ -211,7 +212,7 @@ def test_little_asked_for_keeps_everything_that_is_read(ticking: Any) -> None:
 
 def test_times_that_spread_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
     model = make_host()
-    clock, busy = Ticking(model, smooth, HOST), itertools.cycle([0.0, 0.0, 0.0, 0.4, 0.4])
+    clock, busy = Ticking(model, smooth, HOST, SLIM), itertools.cycle([0.0, 0.0, 0.0, 0.4, 0.4])
 
     def slowed(own: Any, given: Any, found: Any) -> None:
         clock.now += next(busy)
@@ -311,3 +312,13 @@ def test_bad_settings_are_refused(settings: dict[str, Any], words: str) -> None:
 def test_a_graph_needs_its_device() -> None:
     with pytest.raises(ps.PatchslimError, match="CUDA graph needs a CUDA device"):
         ps.search(make_host(), make_images(2), config(1.5, speed_mode="graph"))
+
+
+@given(st.floats(0.5, 1.5), st.floats(-0.05, 0.2), st.floats(0.3, 0.9))
+def test_guesses_close_in_on_what_is_wanted(slope: float, shift: float, wanted: float) -> None:
+    """What is found is a line in what is given; the second correction is along that line."""
+    tried, found = [wanted], [slope * wanted + shift]
+    for _ in range(3):
+        tried.append(next_guess(tried, found, wanted))
+        found.append(slope * tried[-1] + shift)
+    assert abs(found[-1] - wanted) <= 1e-9 + 0.02 * abs(found[0] - wanted)

@@ -92,7 +92,7 @@ class LatencyCost:
     """The time that plans of one kind take on a device, in as many MACs as the host takes that time for."""
 
     kind: MacCost
-    prices: tuple[float, ...]  # of each part, in shares of the host's time
+    prices: tuple[float, ...]  # of each part, in shares of the host's time (or in whole blocks, until it is made right)
     fixed: float = 0.0  # what is not in blocks: embedding, head
     grain: int = 1
     unit: ClassVar[str] = "time"
@@ -110,16 +110,10 @@ class LatencyCost:
         """The time in the host's MACs."""
         return self.share(counts) * host_macs(self.info)
 
-    def through(self, one: tuple[Sequence[int], float], other: tuple[Sequence[int], float]) -> LatencyCost | None:
-        """The same, scaled and shifted to be right for two networks, (counts, share) each; None where the one with less
-        to do was no faster."""
-        (more, slow), (less, fast) = one, other
-        blocks = [self.share(counts) - self.fixed for counts in (more, less)]
-        if not (blocks[0] > blocks[1] and slow > fast):
-            return None
-        slope = (slow - fast) / (blocks[0] - blocks[1])
-        prices = tuple(slope * price for price in self.prices)
-        return replace(self, prices=prices, fixed=slow - slope * blocks[0])
+    def right_for(self, counts: Sequence[int], share: float) -> LatencyCost:
+        """The same in proportion, right for a network that was timed as a whole."""
+        factor = share / self.share(counts)
+        return replace(self, prices=tuple(factor * price for price in self.prices), fixed=factor * self.fixed)
 
     def _block(self, block: Block) -> float:
         return sum(price * part for price, part in zip(self.prices, parts_of(self.kind, block), strict=True))

@@ -1,11 +1,11 @@
-"""A speed-up to reach on the device at hand: prices of a block's parts, two networks to get them right, and plans timed
-as a whole until one is as fast as was asked."""
+"""A speed-up to reach on the device at hand: prices of a block's parts, a network to get them right, and plans timed as
+a whole until one is as fast as was asked."""
 
 from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from patchslim.errors import BudgetError, PatchslimWarning
@@ -22,7 +22,6 @@ CLOSE = 0.02  # a plan this close to the speed-up asked for is not corrected
 ROUNDS = 4  # plans timed as a whole, at most
 FAR = 0.07  # plans this much slower than asked for, and times that spread this much, are told
 ENDS = (0.8, 0.5, 0.25, 0.1)  # of the patches left at the end of the networks whose blocks are timed
-NEAR = 0.85  # of the MACs that need be computed: a second network nearer to the first would tell little
 
 Timer = Callable[[SlimPlan], dict[str, Any]]
 
@@ -47,9 +46,9 @@ class SpeedBudget:
         """What is found at the ratio where the whole network, timed against the host, is as fast as was asked.
 
         Blocks add up to a network only roughly. `find` begins at `start`, else at the ratio itself, and its plans are
-        timed by `timer`; the ratio then moves by what was missed. The plan that came closest is taken.
+        timed by `timer`; the ratio is then corrected by what was missed. The plan that came closest is taken.
         """
-        ratio = self.ratio if start is None else start
+        ratio, ratios = self.ratio if start is None else start, list[float]()
         tried: list[tuple[float, dict[str, Any], tuple[SlimPlan, Found]]] = []
         for _ in range(ROUNDS):
             plan, found = find(ratio)
@@ -59,7 +58,8 @@ class SpeedBudget:
             tried.append((missed, timed, (plan, found)))
             if missed <= CLOSE or known:
                 break
-            ratio += self.ratio - timed["share"]
+            ratios.append(ratio)
+            ratio = next_guess(ratios, [one[1]["share"] for one in tried], self.ratio)
         missed, timed, best = min(tried, key=lambda one: one[0])
         self._report(best[0], timed)
         return best
@@ -93,24 +93,21 @@ class SpeedBudget:
         warnings.warn(sentence, PatchslimWarning, stacklevel=2)
 
     def _cost(self) -> LatencyCost:
-        """Prices from timed blocks, made right for two whole networks: everything kept, and about as fast as asked."""
+        """Prices from timed blocks, made right for a whole network about as fast as asked."""
         parts, times = [], []
         for counts in self._probes():
             parts += [parts_of(self.kind, block) for block in blocks_of(self.kind, counts)]
-            times += self.watch.blocks(sketch(self.info, self.watch.config, counts))
-        rough = LatencyCost(self.kind, tuple(fit_prices(parts, times)), grain=self.watch.grain())
-        everything, near = self.slots.everything, self._near()
-        fine = rough.through((everything, self._share(everything)), (near, self._share(near)))
-        if fine is None:
-            raise BudgetError(
-                f"{self._case()} is no faster when its blocks keep {', '.join(map(str, near))} patches than with "
-                "all; let the machine do nothing else, or give tokens more weight by a larger --speed-batch-size."
-            )
-        return fine
+            times += self.watch.blocks(self._sketch(counts))
+        rest = self.watch.rest(self._sketch(self.slots.everything))
+        rough = LatencyCost(self.kind, tuple(fit_prices(parts, times)), rest, self.watch.grain())
+        near = self._near()
+        return rough.right_for(near, self._share(near))
 
     def _probes(self) -> list[Counts]:
         """Networks whose blocks are timed: removing evenly to various ends, and at once early or half-way."""
         slots, patches = self.slots, self.info.patches
+        if not slots.blocks:  # one block, of which only the prefix is read
+            return [slots.everything]
         even = [slots.counts([(1 - end) * patches / slots.blocks] * slots.blocks, 1.0) for end in ENDS]
         sudden = []
         for place in {0, slots.blocks // 2}:
@@ -121,12 +118,14 @@ class SpeedBudget:
 
     def _near(self) -> Counts:
         """A network about as fast as asked, by its MACs."""
-        most = self.kind.of(self.slots.everything)
-        limit = min(self.ratio * host_macs(self.info), NEAR * most)
+        limit = self.ratio * host_macs(self.info)
         return self.slots.fit([1.0] * self.slots.blocks, lambda counts: self.kind.of(counts) <= limit)
 
     def _share(self, counts: Counts) -> float:
-        return float(self.watch.whole(sketch(self.info, self.watch.config, counts))["share"])
+        return float(self.watch.whole(self._sketch(counts))["share"])
+
+    def _sketch(self, counts: Counts) -> SlimPlan:
+        return sketch(self.info, self.watch.config, counts)
 
     def _check_reachable(self) -> None:
         """Raise BudgetError, saying what can be reached, when the speed-up can't; the least network tells."""
@@ -137,9 +136,19 @@ class SpeedBudget:
         if share > self.ratio:
             raise BudgetError(
                 f"{self._case()} can't be made {self.speedup:g}× as fast with {self.kind.select} patches and removed "
-                f"set to {self.kind.removed}; {math.floor(100 / share) / 100:.2f}× is the most."
+                f"set to {self.kind.removed}; {math.floor(100 / share + 1e-6) / 100:.2f}× is the most."
             )
 
     def _case(self) -> str:
         config, place = self.watch.config, self.watch.place
         return f"{self.info.name} on {place['device']} (batch {config.speed_batch_size}, {config.speed_dtype})"
+
+
+def next_guess(given: Sequence[float], found: Sequence[float], wanted: float) -> float:
+    """What to give to find what is wanted: in proportion at first, then along the line through the last two, which is
+    not believed to be much steeper or flatter than that."""
+    slope = found[-1] / given[-1]
+    if len(given) > 1 and given[-1] != given[-2]:
+        line = (found[-1] - found[-2]) / (given[-1] - given[-2])
+        slope = min(max(line, slope / 3), slope * 3)
+    return given[-1] + (wanted - found[-1]) / slope

@@ -82,6 +82,23 @@ class Stopwatch:
             self._remember(("blocks", plan.counts), entry)
         return [float(time) for time in entry["times"]]
 
+    def rest(self, plan: SlimPlan) -> float:
+        """The time of all that is not in blocks, embedding and head, over that of a host's block."""
+        entry = self._known(("rest",))
+        if entry is None:
+            self._tell("timing embedding and head")
+            with self._enough_memory(), torch.inference_mode():
+                own, host = self._parts(plan), self._cast_host()
+                images = self._batch(None)
+                x: Any = own.embed(images)
+                calls = [self._call(host.blocks[0], x), self._call(own.embed, images)]
+                for block in own.blocks:
+                    x = block(x)
+                whole, *ends = self._in_turns([*calls, self._call(own.logits, x)])
+            entry = {"time": sum(ends) / whole}
+            self._remember(("rest",), entry)
+        return float(entry["time"])
+
     def grain(self) -> int:
         """By what multiples the device likes its tokens: the largest grain of which a first token costs most of the
         price of all; 1 where tokens cost about the same each."""
@@ -94,8 +111,7 @@ class Stopwatch:
         return int(entry["grain"])
 
     def _timed_blocks(self, plan: SlimPlan) -> list[float]:
-        model = in_dtype(slimmed(self.host, plan), self.config.speed_dtype)
-        own, host = open_slim(model, self.host.info), self._cast_host()
+        own, host = self._parts(plan), self._cast_host()
         x: Any = host.embed(self._batch(None))
         calls = {(0, 0): self._call(host.blocks[0], x)}
         ways: list[tuple[int, int]] = []
@@ -126,9 +142,13 @@ class Stopwatch:
                 return False
         return True
 
-    def _call(self, block: nn.Module, x: Any) -> Callable[[], Any]:
-        """A block on what comes in; on a GPU as a CUDA graph, or the time would be that of launching its kernels."""
-        call = partial(running(block, self.device), x)
+    def _parts(self, plan: SlimPlan) -> Host:
+        """A slim model, its parts at hand."""
+        return open_slim(in_dtype(slimmed(self.host, plan), self.config.speed_dtype), self.host.info)
+
+    def _call(self, part: Callable[[Any], Any], x: Any) -> Callable[[], Any]:
+        """A part of a network on what comes in; on a GPU as a CUDA graph, or time would go to launching kernels."""
+        call = partial(running(part, self.device), x)
         return replayed(call, self.device) if self.device.type == "cuda" else call
 
     def _in_turns(self, calls: Sequence[Callable[[], Any]]) -> list[float]:
