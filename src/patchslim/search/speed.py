@@ -13,7 +13,7 @@ from patchslim.macs import host_macs
 from patchslim.plan import SlimPlan
 from patchslim.search.budget import fewest
 from patchslim.search.cost import Find, Found, MacCost
-from patchslim.search.latency import LatencyCost, blocks_of, fit_prices, parts_of
+from patchslim.search.prices import LatencyCost, blocks_of, fit_prices, parts_of
 from patchslim.search.schedule import Counts, Slots
 from patchslim.search.sketch import sketch
 from patchslim.search.stopwatch import Stopwatch

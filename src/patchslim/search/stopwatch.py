@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from time import perf_counter
 from typing import Any
@@ -18,13 +19,15 @@ from patchslim.search.config import SearchConfig
 from patchslim.search.ledger import Key, Ledger
 from patchslim.search.sketch import slimmed
 from patchslim.search.topdown import Listener
-from patchslim.timing import DTYPES, Clock, Contest, in_turns
+from patchslim.timing import DTYPES, Clock, Contest, Timed, in_turns
 from patchslim.timing.memory import out_of_memory
 from patchslim.timing.modes import modes_for
 from patchslim.timing.place import place_of
 from patchslim.timing.running import in_dtype, replayed, running
 
-BLOCK_SECONDS, WHOLE_SECONDS = 0.5, 6.0  # for each block, and for each network in each mode
+BLOCK_SECONDS, GRAIN_SECONDS = 0.2, 1.0  # for each block: of a network, and where its numbers of tokens are compared
+CPU_SECONDS, GPU_SECONDS = 6.0, 1.5  # for each whole network in each mode
+STEADY, PATIENCE = 0.04, 4  # times that spread more are taken anew, for so many times as long
 GRAINS = (64, 8)  # rows that matrix units and attention kernels work on at a time; what they want numbers aligned to
 PLACES = 3  # where a grain is looked for
 NOTICED = 0.02  # a step is one if it costs at least this share of what is below it
@@ -40,7 +43,8 @@ class Stopwatch:
         self.clock = clock or perf_counter
         self.device = next(host.model.parameters()).device
         modes = modes_for((config.speed_mode,), self.device, config.mode == "threshold")
-        self.contest = Contest(modes, config.speed_dtype, seconds=WHOLE_SECONDS, clock=self.clock, tell=self._tell)
+        seconds = CPU_SECONDS if self.device.type == "cpu" else GPU_SECONDS
+        self.contest = Contest(modes, config.speed_dtype, seconds=seconds, clock=self.clock, tell=self._tell)
 
     @property
     def place(self) -> dict[str, Any]:
@@ -61,13 +65,11 @@ class Stopwatch:
             models = {"slim": slimmed(self.host, plan, predictors), "host": self.host.model}
             models = {name: in_dtype(model, self.config.speed_dtype) for name, model in models.items()}
             with self._enough_memory():
-                found = self.contest.time(models, self._batch(images))
-            best = {name: timed.times[timed.best] for name, timed in found.items()}
-            entry = {
-                "seconds": {name: timing.median for name, timing in best.items()},
-                "modes": {name: timed.best for name, timed in found.items()},
-                "spread": max((timing.high - timing.low) / timing.median for timing in best.values()),
-            }
+                batch = self._batch(images)
+                entry = _told(self.contest.time(models, batch))
+                if entry["spread"] > STEADY:
+                    longer = replace(self.contest, seconds=PATIENCE * self.contest.seconds)
+                    entry = _told(longer.time(models, batch))
             self._remember(key, entry)
         return entry | {"share": entry["seconds"]["slim"] / entry["seconds"]["host"]}
 
@@ -135,7 +137,8 @@ class Stopwatch:
         host = self._cast_host()
         x = host.embed(self._batch(None))
         counts = sorted({count + more for count in starts for more in (0, 1, grain)})
-        times = dict(zip(counts, self._in_turns([self._call(host.blocks[0], x[:, :n]) for n in counts]), strict=True))
+        calls = [self._call(host.blocks[0], x[:, :n].contiguous()) for n in counts]
+        times = dict(zip(counts, self._in_turns(calls, GRAIN_SECONDS), strict=True))
         for start in starts:
             first, all_of_them = times[start + 1] - times[start], times[start + grain] - times[start]
             if first < all_of_them / 2 or all_of_them < NOTICED * times[start]:
@@ -151,8 +154,8 @@ class Stopwatch:
         call = partial(running(part, self.device), x)
         return replayed(call, self.device) if self.device.type == "cuda" else call
 
-    def _in_turns(self, calls: Sequence[Callable[[], Any]]) -> list[float]:
-        return [timing.median for timing in in_turns(calls, self.device, BLOCK_SECONDS, self.clock)]
+    def _in_turns(self, calls: Sequence[Callable[[], Any]], seconds: float = BLOCK_SECONDS) -> list[float]:
+        return [timing.median for timing in in_turns(calls, self.device, seconds, self.clock)]
 
     def _cast_host(self) -> Host:
         return open_slim(in_dtype(self.host.model, self.config.speed_dtype), self.host.info)
@@ -189,3 +192,13 @@ class Stopwatch:
 
     def _tell(self, what: str) -> None:
         self.listen({"event": "timing", "what": what})
+
+
+def _told(found: Mapping[str, Timed]) -> dict[str, Any]:
+    """Each model's seconds in its best mode, and by how much the middle half of them spreads."""
+    best = {name: timed.times[timed.best] for name, timed in found.items()}
+    return {
+        "seconds": {name: timing.median for name, timing in best.items()},
+        "modes": {name: timed.best for name, timed in found.items()},
+        "spread": max((timing.high - timing.low) / timing.median for timing in best.values()),
+    }

@@ -11,7 +11,7 @@ import patchslim as ps
 from patchslim.macs import block_macs, host_macs
 from patchslim.plan import PredictorSpec
 from patchslim.search.cost import MacCost
-from patchslim.search.latency import PARTS, LatencyCost, blocks_of, fit_prices, parts_of
+from patchslim.search.prices import PARTS, LatencyCost, blocks_of, fit_prices, parts_of
 from patchslim.slim.predictor import hidden_width
 from small import make_host
 
