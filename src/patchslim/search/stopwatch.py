@@ -42,14 +42,10 @@ class Stopwatch:
         self.host, self.config, self.ledger, self.listen = host, config, ledger, listen
         self.clock = clock or perf_counter
         self.device = next(host.model.parameters()).device
+        self.place = place_of(self.device)  # what times belong to
         modes = modes_for((config.speed_mode,), self.device, config.mode == "threshold")
         seconds = CPU_SECONDS if self.device.type == "cpu" else GPU_SECONDS
         self.contest = Contest(modes, config.speed_dtype, seconds=seconds, clock=self.clock, tell=self._tell)
-
-    @property
-    def place(self) -> dict[str, Any]:
-        """What times belong to."""
-        return place_of(self.device)
 
     def whole(
         self, plan: SlimPlan, predictors: Mapping[int, nn.Module] | None = None, images: Tensor | None = None
@@ -115,17 +111,17 @@ class Stopwatch:
     def _timed_blocks(self, plan: SlimPlan) -> list[float]:
         own, host = self._parts(plan), self._cast_host()
         x: Any = host.embed(self._batch(None))
-        calls = {(0, 0): self._call(host.blocks[0], x)}
-        ways: list[tuple[int, int]] = []
-        for block, count in zip(own.blocks, plan.counts, strict=True):
-            before = ways[-1][1] if ways else self.host.info.patches
-            ways.append((before, count))
-            if ways[-1] not in calls:  # blocks are alike; one of each kind will do
-                calls[ways[-1]] = self._call(block, x)
+        reference = self._call(host.blocks[0], x)
+        info, above = self.host.info, (self.host.info.patches, *plan.counts)
+        kinds = list(zip(info.blocks, above, plan.counts, strict=False))
+        calls: dict[Any, Callable[[], Any]] = {}
+        for block, kind in zip(own.blocks, kinds, strict=True):
+            if kind not in calls:  # one of each kind will do
+                calls[kind] = self._call(block, x)
             x = block(x)
-        times = self._in_turns(list(calls.values()))
-        by_way = {way: time / times[0] for way, time in zip(calls, times, strict=True)}
-        return [by_way[way] for way in ways]
+        whole, *times = self._in_turns([reference, *calls.values()])
+        by_kind = dict(zip(calls, times, strict=True))
+        return [by_kind[kind] / whole for kind in kinds]
 
     def _steps(self, grain: int) -> bool:
         """Whether time goes up in steps of so many tokens."""
@@ -195,10 +191,10 @@ class Stopwatch:
 
 
 def _told(found: Mapping[str, Timed]) -> dict[str, Any]:
-    """Each model's seconds in its best mode, and by how much the middle half of them spreads."""
+    """Each model's seconds in its best mode, and by how much they spread."""
     best = {name: timed.times[timed.best] for name, timed in found.items()}
     return {
         "seconds": {name: timing.median for name, timing in best.items()},
         "modes": {name: timed.best for name, timed in found.items()},
-        "spread": max((timing.high - timing.low) / timing.median for timing in best.values()),
+        "spread": max(timing.spread for timing in best.values()),
     }

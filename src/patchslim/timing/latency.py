@@ -37,6 +37,11 @@ class Timing:
         return batch_size / self.median
 
     @property
+    def spread(self) -> float:
+        """By how much the middle half of the rounds differs, over the median."""
+        return (self.high - self.low) / self.median
+
+    @property
     def seconds(self) -> list[float]:
         """First quartile, median, third quartile."""
         return [self.low, self.median, self.high]
