@@ -14,14 +14,18 @@ from hypothesis import strategies as st
 
 import patchslim as ps
 from patchslim.errors import PatchslimWarning
-from patchslim.hosts import HostInfo
+from patchslim.hosts import HostInfo, open_host
 from patchslim.macs import host_macs
 from patchslim.plan import SlimPlan
 from patchslim.search import stopwatch
 from patchslim.search.cost import snapped
 from patchslim.search.greedy import Greedy
+from patchslim.search.ledger import Ledger
 from patchslim.search.run import Session
+from patchslim.search.sketch import sketch
 from patchslim.search.speed import next_guess
+from patchslim.search.stopwatch import GRAINS, Stopwatch
+from patchslim.timing.modes import MODES
 from power import Interrupted, interrupt_after
 from small import make_host, make_images
 from ticking import Seconds, Ticking
@@ -322,3 +326,37 @@ def test_guesses_close_in_on_what_is_wanted(slope: float, shift: float, wanted: 
         tried.append(next_guess(tried, found, wanted))
         found.append(slope * tried[-1] + shift)
     assert abs(found[-1] - wanted) <= 1e-9 + 0.02 * abs(found[0] - wanted)
+
+
+def test_one_block_is_enough_to_be_told(ticking: Any) -> None:
+    model = ticking(depth=1)
+    info = ps.inspect(model)
+    plan, _ = ps.search(model, make_images(2), config(1.1))
+    assert plan.counts == (0,)
+    assert plan.provenance["speed"]["predicted"] == pytest.approx((HOST + smooth(17, 17)) / (SLIM + smooth(17, 1)))
+    assert info.depth == 1
+
+
+def test_a_batch_that_does_not_fit_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: Any) -> Any:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB")
+
+    monkeypatch.setattr(stopwatch, "in_turns", full)
+    with pytest.raises(ps.BudgetError, match=r"a batch of 2 takes more memory .*--speed-batch-size"):
+        ps.search(make_host(), make_images(2), config(1.5))
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("way", ["effect", "matched merge", "predicted drop"])
+def test_on_a_gpu_blocks_are_recorded_and_networks_run_in_all_modes(way: str) -> None:
+    model = make_host().cuda()
+    host, asked = open_host(model), config(1.5, **WAYS[way] | {"speed_dtype": "bfloat16"})
+    watch = Stopwatch(host, asked, Ledger(), lambda event: None)
+    plan = sketch(host.info, asked, (12, 9, 6, 0))
+    times = [*watch.blocks(plan), watch.rest(plan)]
+    assert all(0 < time < math.inf for time in times)
+    assert watch.grain() in (1, *GRAINS)
+    timed = watch.whole(plan)
+    assert 0 < timed["share"] < math.inf
+    assert set(timed["modes"].values()) <= set(MODES)
+    assert watch.place["device"] == torch.cuda.get_device_name()
