@@ -7,7 +7,8 @@ import patchslim
 
 # Rooms in the order in which data passes through them.
 ORDER = (
-    *("version", "errors", "files", "models", "hosts", "plan", "macs", "data", "scores", "slim", "search", "recover"),
+    *("version", "errors", "files", "timing", "models", "hosts", "plan", "macs", "data", "scores", "slim", "search"),
+    "recover",
     *("api", "runs", "measure", "export", "report", "cli"),
 )
 SOURCE = Path(patchslim.__file__).parent

@@ -48,6 +48,11 @@ def _row(row: Mapping[str, Any]) -> list[str]:
             f"{_memory(row[f'{name}_peak_memory'])}): {row[f'speedup{end}']:.2f}×, "
             f"{row[f'share_of_ideal{end}']:.0%} of that"
         )
+    if row["predicted_speedup"] is not None:
+        lines.append(
+            f"  the plan predicted {row['predicted_speedup']:.2f}× against the host: measured "
+            f"{row['speedup'] / row['predicted_speedup'] - 1:+.1%}"
+        )
     return lines
 
 
