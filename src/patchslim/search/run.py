@@ -111,7 +111,7 @@ def _find(top_down: TopDown, config: SearchConfig) -> tuple[Partial, float]:
     # errors instead, and tuning runs once, at those counts: docs/decisions.md has the comparison.
     tolerance, partial = bisect_tolerance(top_down, config.target_macs)
     counts = spend_rest(top_down.host.info, config.removed, partial.counts, partial.errors, config.target_macs)
-    return top_down.tune_at(counts) if tune else replace(partial, counts=counts), tolerance
+    return top_down.at_counts(counts, tune=True) if tune else replace(partial, counts=counts), tolerance
 
 
 def _plan(host: Host, config: SearchConfig, partial: Partial, tolerance: float, images: int) -> SlimPlan:
