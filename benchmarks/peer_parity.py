@@ -17,7 +17,7 @@ import importlib
 import itertools
 import sys
 import types
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +31,6 @@ from patchslim.cli.common import open_device, open_model, workers_for
 from patchslim.data import ImageSource, open_images
 from patchslim.files import write_json
 from patchslim.hosts import open_host
-from patchslim.measure.ranks import ranks_of
 from patchslim.peers.evit import EViT, choose
 from patchslim.peers.method import Job
 from patchslim.peers.tome import ToMe
@@ -112,32 +111,30 @@ def _fill_in() -> None:
 
 
 @torch.inference_mode()
-def differences(ours: nn.Module, theirs: nn.Module, batches: Iterable[Tensor]) -> tuple[Tensor, int]:
-    """The largest difference of logits on each image (images,), and on how many the answer differs."""
-    device, found, others = next(ours.parameters()).device, [], 0
-    for batch in batches:
-        a, b = ours(batch.to(device)), theirs(batch.to(device))
-        found.append((a - b).abs().amax(dim=1))
-        others += int((a.argmax(dim=1) != b.argmax(dim=1)).sum())
-    return torch.cat(found), others
+def answers(models: Sequence[nn.Module], batches: Iterable[Tensor]) -> list[Tensor]:
+    """Logits of several models on the same images: (images, classes) each."""
+    device = next(models[0].parameters()).device
+    found = [[model(batch.to(device)).cpu() for model in models] for batch in batches]
+    return [torch.cat(own) for own in zip(*found, strict=True)]
 
 
 def compared(ours: nn.Module, theirs: nn.Module, images: ImageSource, size: int, **about: Any) -> dict[str, Any]:
     """Top-1 of both on the same images, and how far apart they are: in single precision, where a tie may go either
     way, and on the first batches in double, where none does."""
-    one, two = ranks_of([ours, theirs], [images, images], size)
-    found = {"top1": float(one.hits.double().mean() * 100), "their_top1": float(two.hits.double().mean() * 100)}
-    apart, others = differences(ours, theirs, (batch for batch, _ in images.batches(size)))
-    few = [batch.double() for batch, _ in itertools.islice(images.batches(size), EXACT)]
-    exact, _ = differences(copy.deepcopy(ours).double(), copy.deepcopy(theirs).double(), few)
+    labels = torch.cat([labels for _, labels in images.batches(size)])
+    one, two = answers([ours, theirs], (batch for batch, _ in images.batches(size)))
+    apart = (one - two).abs().amax(dim=1)
+    few = (batch.double() for batch, _ in itertools.islice(images.batches(size), EXACT))
+    exact = answers([copy.deepcopy(model).double() for model in (ours, theirs)], few)
     return about | {
-        "images": len(one.ranks),
-        **found,
-        "other_answers": others,
+        "images": len(labels),
+        "top1": float((one.argmax(dim=1) == labels).double().mean() * 100),
+        "their_top1": float((two.argmax(dim=1) == labels).double().mean() * 100),
+        "other_answers": int((one.argmax(dim=1) != two.argmax(dim=1)).sum()),
         "median_difference": float(apart.median()),
         "images_apart_by_1e-4": int((apart > 1e-4).sum()),
-        "float64_images": len(exact),
-        "float64_largest_difference": float(exact.max()),
+        "float64_images": len(exact[0]),
+        "float64_largest_difference": float((exact[0] - exact[1]).abs().max()),
     }
 
 

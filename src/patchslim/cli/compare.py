@@ -36,6 +36,7 @@ from patchslim.data import open_images
 from patchslim.errors import BudgetError, PatchslimError
 from patchslim.files import write_text
 from patchslim.measure import DTYPES
+from patchslim.measure.modes import modes_for
 from patchslim.measure.ranks import check_labelled
 from patchslim.peers import CompareConfig, PeerConfig, SpeedConfig, compare, make_methods
 from patchslim.peers.store import check_place
@@ -109,6 +110,7 @@ def compare_methods(
     folder = out or Path("comparisons") / model
     check_place(folder, resume)
     place = open_device(device)
+    modes_for((mode,), place, threshold=False)  # refuses a mode that is none, before any work
     torch.manual_seed(seed)  # random weights, where nothing better is given, are the same on --resume
     network = open_model(model, checkpoint, pretrained, img_size)
     note_random(checkpoint, pretrained)

@@ -147,7 +147,7 @@ class _Comparison:
         if found is None:
             macs = host_macs(self.host.info)
             found = {"method": BASE, "macs": macs, "macs_ratio": 1.0, "untuned": self._score(self.base)}
-            found |= self._speed(self.base)
+            found |= self._speed(self.base) | {"speedup": 1.0}
             self.store.put(BASE, found)
         return found
 

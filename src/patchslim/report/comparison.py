@@ -11,8 +11,8 @@ from patchslim.files import replacing
 from patchslim.report.panels import new_figure
 
 Table = Mapping[str, Any]  # what `patchslim.peers.compare` gives
-HEAD = ("method", "MACs kept", "GMACs", "top-1", "± base", "± first", "images/s", "speed-up")
-RECOVERED = ("recovered", "± base", "± first")
+HEAD = ("method", "MACs kept", "GMACs", "top-1", "against base", "against first", "images/s", "speed-up")
+RECOVERED = ("recovered", "against base", "against first")
 EMPTY = "–"
 MARKERS = "osv^D*PX<>hdp"
 
