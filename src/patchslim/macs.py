@@ -127,7 +127,10 @@ def _static_merge_macs(info: HostInfo, plan: SlimPlan) -> int:
 
 
 def count_macs(model: nn.Module, plan: SlimPlan | None = None) -> int:
-    """MACs per image of a host, of a host under a plan, or of a slim model."""
+    """MACs per image of a host, of a host under a plan, of a slim model, or of one made in a peer's way."""
+    known: int | None = getattr(model, "macs_per_image", None)
+    if known is not None and plan is None:
+        return known
     own: SlimPlan | None = getattr(model, "plan", None)
     if own is not None and plan is None:
         plan = own

@@ -10,6 +10,7 @@ import patchslim as ps
 from patchslim.data import Images, tensor_images
 from patchslim.data.canvas import Canvases
 from patchslim.data.views import Order
+from patchslim.hosts import open_slim
 from patchslim.recover.config import RecoverConfig
 from patchslim.recover.views import roomy, views_for
 
@@ -35,7 +36,7 @@ def test_pictures_are_kept_where_they_fit(
         return real(self, device)
 
     monkeypatch.setattr(Images, "canvases", noted)
-    views = views_for(slim, source, RecoverConfig(pictures_gib=gib), strong=strong)
+    views = views_for(open_slim(slim, slim.host_info), source, RecoverConfig(pictures_gib=gib), strong=strong)
     batches = list(views.batches(source, Order(10, 4, epochs=2, seed=0), CPU))
     assert [tuple(images.shape) for images, _ in batches] == [(4, 3, 32, 32)] * 4
     assert read == ([10] if kept else [])
@@ -43,7 +44,7 @@ def test_pictures_are_kept_where_they_fit(
 
 def test_a_digit_is_not_mirrored(slim: Any) -> None:
     source = ps.open_images("digits", model=slim, limit=4)
-    style = views_for(slim, source, RecoverConfig()).style
+    style = views_for(open_slim(slim, slim.host_info), source, RecoverConfig()).style
     assert not style.flip
     assert style.crop_scale >= 0.8
 
@@ -51,7 +52,7 @@ def test_a_digit_is_not_mirrored(slim: Any) -> None:
 def test_tensors_stay_as_they_are(slim: Any) -> None:
     images = torch.randn(6, 3, 32, 32)
     source = tensor_images(images)
-    ((found, _),) = views_for(slim, source, RecoverConfig()).batches(source, Order(6, 6, epochs=1, seed=0), CPU)
+    ((found, _),) = views_for(open_slim(slim, slim.host_info), source, RecoverConfig()).batches(source, Order(6, 6, epochs=1, seed=0), CPU)
     assert torch.equal(found.flatten(1).sum(1).sort().values, images.flatten(1).sum(1).sort().values)
 
 

@@ -74,8 +74,17 @@ def attend(attn: Any, q: Tensor, k: Tensor, v: Tensor, mix: Mix, axis: int = 1) 
 
 def rest(block: Any, kept: Tensor, attended: Tensor) -> Tensor:
     """Both shortcuts and the MLP, on the kept tokens: (B, n, d), (B, n, d) → (B, n, d), or all of them (n, B, d)."""
-    kept = kept + through(block.drop_path1, through(block.ls1, attended))
-    return kept + through(block.drop_path2, through(block.ls2, block.mlp(block.norm2(kept))))
+    return feed(block, first_shortcut(block, kept, attended))
+
+
+def first_shortcut(block: Any, x: Tensor, attended: Tensor) -> Tensor:
+    """Attention's output added to its input: (B, n, d), (B, n, d) → (B, n, d)."""
+    return x + through(block.drop_path1, through(block.ls1, attended))
+
+
+def feed(block: Any, x: Tensor) -> Tensor:
+    """The MLP and its shortcut: (B, n, d) → (B, n, d)."""
+    return x + through(block.drop_path2, through(block.ls2, block.mlp(block.norm2(x))))
 
 
 def attention_map(block: Any, x: Tensor, n: int) -> Tensor:
@@ -118,6 +127,15 @@ class TimmBlockMath:
         """Eq. 2 with any tokens for queries: kept (B, n, d) → (B, n, d)."""
         y = incoming.y if kept is incoming.x else block.norm1(kept)
         return rest(block, kept, attend(block.attn, queries(block.attn, y), incoming.k, incoming.v, mix))
+
+    def attend(self, block: Any, x: Tensor, mix: Mix) -> Tensor:
+        """Attention and its shortcut, for every token: (B, n, d) → (B, n, d)."""
+        attended = attend(block.attn, *project(block.attn, block.norm1(x), x.shape[1]), mix)
+        return first_shortcut(block, x, attended)
+
+    def feed(self, block: Any, x: Tensor) -> Tensor:
+        """The MLP and its shortcut: (B, n, d) → (B, n, d)."""
+        return feed(block, x)
 
     def class_attention(self, block: Any, incoming: Incoming, size: Tensor | None) -> Tensor:
         """How the first token attends to all, averaged over heads: (B, n_in), rows sum to 1."""

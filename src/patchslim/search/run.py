@@ -132,7 +132,7 @@ def _find(top_down: TopDown, config: SearchConfig, budget: Budget) -> tuple[Part
     # Bisecting with tuned blocks would tune every candidate of every bisection step. Counts come from untuned
     # errors instead, and tuning runs once, at those counts: docs/decisions.md has the comparison.
     _, (partial, tolerance) = budget.meet(find)
-    return top_down.tune_at(partial.counts) if tune else partial, tolerance
+    return top_down.at_counts(partial.counts, tune=True) if tune else partial, tolerance
 
 
 def _kept(partial: Partial) -> list[list[int]]:

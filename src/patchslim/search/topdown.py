@@ -58,11 +58,11 @@ class TopDown:
                 raise OverBudget
         return partial
 
-    def tune_at(self, counts: Mapping[int, int]) -> Partial:
-        """The same descent, tuned, with the patches per block given instead of a tolerance."""
+    def at_counts(self, counts: Mapping[int, int], tune: bool) -> Partial:
+        """The same descent with the patches per block given instead of a tolerance."""
         partial = self.start
         for layer in self._undecided():
-            partial = self._decide(partial, layer, [counts[layer]], math.inf, tune=True)
+            partial = self._decide(partial, layer, [counts[layer]], math.inf, tune)
         return partial
 
     def _undecided(self) -> range:
