@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from patchslim.data import ImageSource, tensor_images
+from patchslim.data.tensors import TensorImages
 from patchslim.data.transform import Transform
 from patchslim.data.views import Order
 from patchslim.measure import device_name
@@ -33,7 +34,7 @@ def options(doc: str | None) -> argparse.ArgumentParser:
     return parser
 
 
-def in_memory(source: ImageSource) -> ImageSource:
+def in_memory(source: ImageSource) -> TensorImages:
     """All images decoded once."""
     batches = list(source.batches(100))
     return tensor_images(torch.cat([images for images, _ in batches]), torch.cat([labels for _, labels in batches]))
