@@ -7,7 +7,7 @@ import patchslim
 
 # Rooms in the order in which data passes through them.
 ORDER = (
-    *("version", "errors", "files", "hosts", "plan", "macs", "data", "scores", "slim", "search", "recover"),
+    *("version", "errors", "files", "timing", "hosts", "plan", "macs", "data", "scores", "slim", "search", "recover"),
     *("api", "runs", "measure", "export", "report", "cli"),
 )
 SOURCE = Path(patchslim.__file__).parent

@@ -18,8 +18,8 @@ from patchslim.files import write_json
 from patchslim.measure import BenchConfig
 from patchslim.measure import bench as measure
 from patchslim.measure.bench import by_dtype
-from patchslim.measure.memory import out_of_memory
 from patchslim.slim import load, load_host
+from patchslim.timing.memory import out_of_memory
 
 FOLDER = "bench"  # in the run's
 

@@ -12,15 +12,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from patchslim.errors import PatchslimError, first_words
+from patchslim.errors import PatchslimError
 from patchslim.hosts import with_matmul_embed
-from patchslim.measure.compare import device_name, ideal_speedup
-from patchslim.measure.latency import Clock, Timing, in_turns
-from patchslim.measure.memory import fitting, out_of_memory
-from patchslim.measure.modes import Prepared, modes_for, prepare
+from patchslim.measure.compare import ideal_speedup
 from patchslim.measure.profile import profile
-from patchslim.measure.running import DTYPES, in_dtype
 from patchslim.slim import SlimModel
+from patchslim.timing import DTYPES, Clock, Contest, Timed, device_name
+from patchslim.timing.memory import fitting
+from patchslim.timing.modes import modes_for
+from patchslim.timing.running import in_dtype
 
 MOST_IMAGES = 2**16  # in a batch
 BASELINES = {"baseline": "", "baseline_same_embedding": "_same_embedding"}  # and how their numbers' names end
@@ -121,30 +121,19 @@ class _Case:
         tell: Callable[[str], None],
         clock: Clock,
     ) -> None:
-        self.slim, self.config, self.dtype, self.modes = slim, config, dtype, modes
-        self.images, self.tell, self.clock = images, tell, clock
-        self.autocast = dtype if config.autocast and dtype != "float32" else None
+        self.slim, self.config, self.dtype, self.images = slim, config, dtype, images
+        self.contest = Contest(modes, dtype, config.autocast, config.seconds, clock, tell)
         self.weights = "float32" if config.autocast else dtype
         three = {"slim": slim, "baseline": host, "baseline_same_embedding": with_matmul_embed(host)}
         self.models = {name: in_dtype(model, self.weights) for name, model in three.items()}
 
     def row(self, size: int) -> dict[str, Any]:
         """All numbers of one batch size."""
-        if any(mode.startswith("compiled") for mode in self.modes):
-            torch.compiler.reset()  # else another batch size counts against the compiler's patience
         batch = self._batch(size)
         ideal = ideal_speedup(self.slim, batch)
         batch = batch.to(DTYPES[self.weights])
-        prepared = {name: self._prepare(name, batch) for name in self.models}
-        self._say("timing", size)
-        ways = [(name, mode) for name, own in prepared.items() for mode in own.ready]
-        calls = [prepared[name].ready[mode].call for name, mode in ways]
-        timings = in_turns(calls, batch.device, self.config.seconds, self.clock)
-        times: dict[str, dict[str, Timing]] = {name: {} for name in prepared}
-        for (name, mode), timing in zip(ways, timings, strict=True):
-            times[name][mode] = timing
-        models = {name: _model_row(prepared[name], times[name], size) for name in prepared}
-        row = {"batch_size": size, "dtype": self.dtype, "autocast": self.autocast is not None}
+        models = {name: _model_row(timed, size) for name, timed in self.contest.time(self.models, batch).items()}
+        row = {"batch_size": size, "dtype": self.dtype, "autocast": self.contest.autocast_to is not None}
         return row | _numbers(models, ideal) | {"models": models} | self._profile(batch)
 
     def _batch(self, size: int) -> Tensor:
@@ -155,40 +144,25 @@ class _Case:
         images = self.images[:size].to(device)
         return images.repeat(-(-size // len(images)), 1, 1, 1)[:size]
 
-    def _prepare(self, name: str, batch: Tensor) -> Prepared:
-        self._say(f"preparing {name.replace('_', ' ')}", len(batch))
-        try:
-            return prepare(self.models[name], batch, self.modes, self.autocast)
-        except RuntimeError as error:
-            if out_of_memory(error) or "not implemented" not in str(error):
-                raise
-            where = device_name(batch.device)
-            raise PatchslimError(
-                f"{where} can't compute in {self.dtype} ({first_words(error)}); choose another dtype."
-            ) from None
-
     def _profile(self, batch: Tensor) -> dict[str, Any]:
         if not self.config.profile:
             return {}
-        self._say("profiling", len(batch))
-        settings: dict[str, Any] = {"autocast": self.autocast, "seconds": self.config.seconds, "clock": self.clock}
+        self.contest.say("profiling", len(batch))
+        settings: dict[str, Any] = {"seconds": self.config.seconds, "clock": self.contest.clock}
+        settings["autocast"] = self.contest.autocast_to
         return {"profile": profile(self.models, self.slim.host_info, batch, **settings)}
 
-    def _say(self, what: str, size: int) -> None:
-        self.tell(f"{what}, batch {size}, {self.dtype}")
 
-
-def _model_row(prepared: Prepared, times: Mapping[str, Timing], size: int) -> dict[str, Any]:
+def _model_row(timed: Timed, size: int) -> dict[str, Any]:
     modes = {
         mode: {
             "throughput": timing.throughput(size),
             "seconds_per_batch": timing.seconds,
-            "peak_memory": prepared.ready[mode].peak_memory,
+            "peak_memory": timed.prepared.ready[mode].peak_memory,
         }
-        for mode, timing in times.items()
+        for mode, timing in timed.times.items()
     }
-    best = min(times, key=lambda mode: times[mode].median)
-    return {"best": best, "modes": modes, "failed": prepared.failed}
+    return {"best": timed.best, "modes": modes, "failed": timed.prepared.failed}
 
 
 def _numbers(models: Mapping[str, Any], ideal: float) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from patchslim.measure.running import running
+from patchslim.timing.running import running
 
 Clock = Callable[[], float]  # seconds since whenever
 
