@@ -7,8 +7,8 @@ import patchslim
 
 # Rooms in the order in which data passes through them.
 ORDER = (
-    *("version", "errors", "files", "timing", "hosts", "plan", "macs", "data", "scores", "slim", "search", "recover"),
-    *("api", "runs", "measure", "export", "report", "cli"),
+    *("version", "errors", "files", "packages", "timing", "hosts", "plan", "macs", "data", "scores", "slim"),
+    *("search", "recover", "api", "runs", "quantise", "measure", "export", "report", "cli"),
 )
 SOURCE = Path(patchslim.__file__).parent
 

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from patchslim.data import ImageSource
 from patchslim.errors import ExportError, first_words
 from patchslim.export.calibration import Arrays, Reader
-from patchslim.export.packages import need, quiet
 from patchslim.export.program import info_of, plain_attention, to_program, without_select
+from patchslim.packages import need, quiet
 
 KEY = "patchslim"  # of the metadata
 INPUT, OUTPUT = "images", "logits"

@@ -14,7 +14,7 @@ from patchslim.data import ImageSource
 from patchslim.errors import ExportError, first_words
 from patchslim.export import onnx_file
 from patchslim.export.calibration import Arrays
-from patchslim.export.packages import need, need_nncf, quiet
+from patchslim.packages import need, need_nncf, quiet
 
 KEY = "patchslim"  # of the metadata, in rt_info
 SMOOTH = 0.5

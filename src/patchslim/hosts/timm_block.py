@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from patchslim.hosts.attention import Mix, plain
 from patchslim.hosts.base import Incoming
+from patchslim.hosts.split_qkv import SplitQkv
 
 
 def through(module: nn.Module, x: Tensor) -> Tensor:
@@ -35,19 +36,31 @@ def project(attn: Any, y: Tensor, n: int) -> tuple[Tensor, Tensor, Tensor]:
 
 def queries(attn: Any, y: Tensor) -> Tensor:
     """y (B, n, d) → (B, H, n, d_h)."""
-    split = attn.attn_dim
-    bias = None if attn.qkv.bias is None else attn.qkv.bias[:split]
-    q = F.linear(y, attn.qkv.weight[:split], bias).reshape(*y.shape[:2], attn.num_heads, attn.head_dim)
+    q = _of_queries(attn, y).reshape(*y.shape[:2], attn.num_heads, attn.head_dim)
     return through(attn.q_norm, q.transpose(1, 2))
 
 
 def keys_values(attn: Any, y: Tensor) -> tuple[Tensor, Tensor]:
     """y (B, n_in, d) → k and v (B, H, n_in, d_h)."""
-    split = attn.attn_dim
-    bias = None if attn.qkv.bias is None else attn.qkv.bias[split:]
-    kv = F.linear(y, attn.qkv.weight[split:], bias).reshape(*y.shape[:2], 2, attn.num_heads, attn.head_dim)
+    kv = _of_keys_values(attn, y).reshape(*y.shape[:2], 2, attn.num_heads, attn.head_dim)
     k, v = kv.permute(2, 0, 3, 1, 4).unbind(0)
     return through(attn.k_norm, k), v
+
+
+def _of_queries(attn: Any, y: Tensor) -> Tensor:
+    """The queries' rows of `qkv`: (B, n, d) → (B, n, H · d_h)."""
+    if isinstance(attn.qkv, SplitQkv):
+        return attn.qkv.q(y)  # type: ignore[no-any-return]
+    bias = None if attn.qkv.bias is None else attn.qkv.bias[: attn.attn_dim]
+    return F.linear(y, attn.qkv.weight[: attn.attn_dim], bias)
+
+
+def _of_keys_values(attn: Any, y: Tensor) -> Tensor:
+    """The keys' and values' rows of `qkv`: (B, n_in, d) → (B, n_in, 2 · H · d_h)."""
+    if isinstance(attn.qkv, SplitQkv):
+        return attn.qkv.kv(y)  # type: ignore[no-any-return]
+    bias = None if attn.qkv.bias is None else attn.qkv.bias[attn.attn_dim :]
+    return F.linear(y, attn.qkv.weight[attn.attn_dim :], bias)
 
 
 def attend(attn: Any, q: Tensor, k: Tensor, v: Tensor, mix: Mix) -> Tensor:
