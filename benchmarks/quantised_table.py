@@ -100,10 +100,12 @@ def hits(model: nn.Module, val: ImageSource, device: torch.device, dtype: torch.
 
 def sentence(row: dict[str, Any]) -> str:
     """A row for reading."""
+    plain, slim, coarse, both = (
+        row[f"{name}throughput"] for name in ("baseline_same_embedding_", "", "baseline_quantised_", "quantised_")
+    )
     return (
-        f"{row['quantised_to']}, batch {row['batch_size']}: images/s "
-        f"plain {row['baseline_same_embedding_throughput']:.0f}, slim {row['throughput']:.0f}, quantised {row['baseline_quantised_throughput']:.0f}, "
-        f"both {row['quantised_throughput']:.0f} ({row['quantised_over_slim']:.2f}× of slim)"
+        f"{row['quantised_to']}, batch {row['batch_size']}: images/s plain {plain:.0f}, slim {slim:.0f}, "
+        f"quantised {coarse:.0f}, both {both:.0f} ({both / slim:.2f}× of slim)"
     )
 
 
