@@ -1,60 +1,61 @@
-"""Do exported fp32 files say what PyTorch says? Every way of choosing, every format, on real images.
+"""Do exported fp32 files say what PyTorch says? Runs of every kind, every format, on real images.
 
-    python benchmarks/export_parity.py --checkpoint W --data TRAIN --val VAL --out results/export_parity_deit_tiny.json
+    python benchmarks/export_parity.py RUN [RUN …] --val VAL --out results/export_parity_deit_tiny.json
 
-Plans are searched on --images of TRAIN at --ratio of the MACs; files are compared with the model on --judges of VAL.
+Files are compared with the run's model on --images of VAL, as `patchslim export` compares them.
 """
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
 import tempfile
 from pathlib import Path
 from typing import Any
 
-import timm
-import torch
-
 import patchslim as ps
-from harness import head, in_memory, options
+from harness import in_memory
+from patchslim.data import ImageSource
 from patchslim.errors import ExportError
 from patchslim.export import FORMATS
 from patchslim.files import write_json
-from patchslim.hosts.weights import load_weights_
-from patchslim.slim import SlimModel
-
-WAYS: dict[str, dict[str, Any]] = {
-    "static drop": {"select": "static", "removed": "drop"},
-    "static merge": {"select": "static", "removed": "merge"},
-    "matched merge": {"select": "matched", "removed": "merge"},
-    "predicted drop": {"select": "predicted", "removed": "drop"},
-}
+from patchslim.slim import SlimModel, load_host
 
 
 def main() -> None:
-    """Slim in every way, export to every format, compare."""
-    parser = options(__doc__)
-    parser.add_argument("--ratio", type=float, default=0.57)
-    parser.add_argument("--judges", type=int, default=500)
-    parser.add_argument("--ways", nargs="+", choices=WAYS, default=list(WAYS))
-    args = parser.parse_args()
-    host = timm.create_model(args.model).eval()
-    load_weights_(host, args.checkpoint)
-    source = in_memory(ps.open_images(args.data, model=host, limit=args.images, seed=args.seeds[0]))
-    val = in_memory(ps.open_images(args.val, model=host, limit=args.judges, seed=args.seeds[0]))
+    """Export every run to every format, compare."""
+    args = options()
     rows = []
-    for way in args.ways:
-        slim: Any = ps.slim(host, source, ps.SearchConfig(target_macs=args.ratio, seed=args.seeds[0], **WAYS[way]))
+    for run in args.runs:
+        slim = ps.load(run)
+        val = in_memory(ps.open_images(args.val, model=slim, limit=args.images, seed=args.seed))
+        about = {
+            "select": slim.plan.select,
+            "removed": slim.plan.removed,
+            "macs_ratio": ps.count_macs(slim) / ps.count_macs(load_host(run)),
+            "patches_per_block": list(slim.plan.counts),
+        }
         for format in FORMATS:
-            rows.append({"way": way, "format": format, "patches_per_block": list(slim.plan.counts)})
-            rows[-1] |= compare(slim, format, val)
+            rows.append(about | {"format": format} | compare(slim, format, val))
             print(rows[-1], flush=True)
-    table = head(args, torch.device("cpu")) | {"target_macs": args.ratio, "rows": rows}
+    versions = {name: str(__import__(name).__version__) for name in ("torch", "onnxruntime", "openvino")}
+    table = {"model": slim.host_info.name, "versions": versions, "seed": args.seed, "rows": rows}
     args.out.parent.mkdir(parents=True, exist_ok=True)
     write_json(args.out, table)
 
 
-def compare(slim: SlimModel, format: str, val: Any) -> dict[str, Any]:
+def options() -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("runs", type=Path, nargs="+", metavar="RUN")
+    parser.add_argument("--val", required=True)
+    parser.add_argument("--images", type=int, default=500)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--out", type=Path, required=True)
+    return parser.parse_args()
+
+
+def compare(slim: SlimModel, format: str, val: ImageSource) -> dict[str, Any]:
     """The comparison that `export` makes, or why it kept no file."""
     with tempfile.TemporaryDirectory() as folder:
         try:

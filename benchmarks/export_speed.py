@@ -11,7 +11,6 @@ for work otherwise, and on two cores that costs the next call as much as a third
 from __future__ import annotations
 
 import argparse
-import platform
 import statistics
 import tempfile
 import time
@@ -25,11 +24,11 @@ import torch
 import patchslim as ps
 from patchslim.data import tensor_images
 from patchslim.export import FORMATS, onnx_file, openvino_file
+from patchslim.export.cpu import this_cpu
 from patchslim.export.program import portable
 from patchslim.files import write_json
 
 RUNTIMES = {"onnx": "ONNX Runtime", "openvino": "OpenVINO"}
-INT8_FLAGS = ("avx2", "avx_vnni", "avx512bw", "avx512_vnni", "amx_int8", "asimddp", "i8mm")
 Key = tuple[str, str]  # model, precision
 
 
@@ -163,27 +162,16 @@ def sentence(row: Mapping[str, Any]) -> str:
 
 def about(args: argparse.Namespace) -> dict[str, Any]:
     """Where and with what the rows are measured."""
-    cpu, flags = cpu_facts()
+    cpu = this_cpu()
     versions = {name: str(__import__(name).__version__) for name in ("onnxruntime", "openvino", "nncf")}
     return {
         "model": args.model,
         "ratio": args.ratio,
         "threads": args.threads,
-        "cpu": cpu,
-        "int8_instructions": [flag for flag in INT8_FLAGS if flag in flags],
+        "cpu": cpu.name,
+        "int8_instructions": cpu.int8_instructions,
         "versions": {"torch": torch.__version__} | versions,
     }
-
-
-def cpu_facts() -> tuple[str, set[str]]:
-    """The CPU's name and instruction sets, where the system tells."""
-    path = Path("/proc/cpuinfo")
-    facts = {}
-    if path.exists():
-        pairs = (line.split(":", 1) for line in path.read_text().splitlines() if ":" in line)
-        facts = {name.strip(): value.strip() for name, value in pairs}
-    flags = set(facts.get("flags", facts.get("Features", "")).split())
-    return facts.get("model name", platform.machine()), flags
 
 
 if __name__ == "__main__":

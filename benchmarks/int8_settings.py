@@ -1,9 +1,9 @@
 """Settings of INT8 compared: how close the files' answers stay to the fp32 model's, on images they never saw.
 
-    python benchmarks/int8_settings.py --checkpoint W --data TRAIN --out results/int8_settings_deit_tiny.json
+    python benchmarks/int8_settings.py RUN --data TRAIN --out results/int8_settings_deit_tiny.json
 
 All images are training images: --images of them calibrate, --judges others judge, by the KL divergence from the fp32
-model's output, in nats, and by how often the answer is the same. The slim model is static drop at --ratio of the MACs.
+model's output, in nats, and by how often the answer is the same. Both the run's slim model and its host are quantised.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import timm
 import torch
 from torch import Tensor, nn
 
@@ -25,8 +24,8 @@ from patchslim.data.tensors import TensorImages
 from patchslim.export import FORMATS, onnx_file, openvino_file
 from patchslim.export.program import portable
 from patchslim.files import write_json
-from patchslim.hosts.weights import load_weights_
 from patchslim.measure import device_name
+from patchslim.slim import load_host
 
 SETTINGS: dict[str, list[dict[str, Any]]] = {
     "onnx": [
@@ -50,22 +49,18 @@ HISTOGRAM_IMAGES = 64  # ONNX Runtime keeps all that these give in memory
 def main() -> None:
     """Quantise in every way, judge each."""
     args = options()
-    host = timm.create_model(args.model).eval()
-    load_weights_(host, args.checkpoint)
+    host, slim = load_host(args.run), ps.load(args.run)
     both = ps.open_images(args.data, model=host, limit=args.images + args.judges, seed=args.seed)
     # In the file classes stand in order.
     mixed = torch.randperm(len(both), generator=torch.Generator().manual_seed(args.seed)).tolist()
     source, judges = (in_memory(both.subset(part)) for part in (mixed[: args.images], mixed[args.images :]))
-    slim = ps.slim(host, source, ps.SearchConfig(target_macs=args.ratio, seed=args.seed))
-    rows = []
+    rows: list[dict[str, Any]] = []
     for name, model in (("host", host), ("slim", slim)):
         wanted = answers(portable(model), judges)
         for runtime in args.runtimes:
-            for row in judge(runtime, model, wanted, source, judges):
-                rows.append({"runtime": runtime, "model": name} | row)
-                print(rows[-1], flush=True)
+            rows += [{"model": name} | row for row in judge(runtime, model, wanted, source, judges)]
     table = {
-        "model": args.model,
+        "model": slim.host_info.name,
         "device": device_name(torch.device("cpu")),
         "torch": torch.__version__,
         "macs_ratio": ps.count_macs(slim) / ps.count_macs(host),
@@ -81,12 +76,10 @@ def main() -> None:
 def options() -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", default="deit_tiny_patch16_224")
-    parser.add_argument("--checkpoint", type=Path, required=True)
+    parser.add_argument("run", type=Path, metavar="RUN")
     parser.add_argument("--data", required=True)
     parser.add_argument("--images", type=int, default=256)
     parser.add_argument("--judges", type=int, default=700)
-    parser.add_argument("--ratio", type=float, default=0.57)
     parser.add_argument("--runtimes", nargs="+", choices=SETTINGS, default=list(SETTINGS))
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, required=True)
@@ -105,7 +98,8 @@ def judge(
             coarse = plain.with_stem("int8")
             quantise(runtime, plain, coarse, source, setting)
             found = answers(FORMATS[runtime].runner(coarse), judges)
-            rows.append({"setting": setting} | closeness(nn.Identity(), found, wanted))
+            rows.append({"runtime": runtime, "setting": setting} | closeness(nn.Identity(), found, wanted))
+            print(rows[-1], flush=True)
     return rows
 
 
