@@ -5,7 +5,7 @@
 Random weights serve: speed does not depend on them. INT8 is calibrated on noise, so nothing here tells of accuracy;
 `export_accuracy.py` does. The host is timm's, exported as it is, with its convolution for the patch embedding, and once
 more with the slim model's. Threads of one session rest while another's turn is on: ONNX Runtime's would look
-for work otherwise, and on two cores that costs the next call as much as a third of its time.
+for work otherwise, and take the cores from the next call.
 """
 
 from __future__ import annotations

@@ -1,6 +1,8 @@
 """Quantised layers stay within what rounding allows, in every way of slimming, and what can't be quantised is said."""
 
+import re
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -107,6 +109,17 @@ def test_the_benchmark_has_four_combinations() -> None:
     assert row["quantised_over_slim"] == pytest.approx(seconds["slim"] / seconds["quantised"])
     assert row["quantised_over_baseline"] == pytest.approx(seconds["baseline"] / seconds["quantised"])
     assert found["quantised_to"] == "int8"
+
+
+def test_the_snippet_of_the_docs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    slim, _ = slim_and_host()
+    ps.save(slim, "runs/deit_s")
+    page = (Path(__file__).parents[1] / "docs" / "export.md").read_text(encoding="utf-8")
+    (snippet,) = [own for own in re.findall(r"```python\n(.*?)```", page, flags=re.S) if "quantised(" in own]
+    scope: dict[str, Any] = {}
+    exec(snippet, scope)
+    assert relative(scope["logits"], slim(scope["batch"])) < 0.2
 
 
 def test_bad_input(monkeypatch: pytest.MonkeyPatch) -> None:
