@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -19,6 +20,8 @@ from patchslim.data.views import Order
 from patchslim.measure import device_name
 from patchslim.search.network import relative_error
 
+RESULTS = Path(__file__).parent.parent / "results"
+
 
 def options(doc: str | None) -> argparse.ArgumentParser:
     """The options every table has."""
@@ -32,6 +35,11 @@ def options(doc: str | None) -> argparse.ArgumentParser:
     parser.add_argument("--images", type=int, default=256)
     parser.add_argument("--device")
     return parser
+
+
+def rows(pattern: str) -> list[dict[str, Any]]:
+    """All rows of the raw files that match."""
+    return [row for path in sorted(RESULTS.glob(pattern)) for row in json.loads(path.read_text())["rows"]]
 
 
 def in_memory(source: ImageSource) -> TensorImages:

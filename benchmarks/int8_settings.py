@@ -110,7 +110,7 @@ def quantise(runtime: str, plain: Path, coarse: Path, source: TensorImages, sett
         return
     if "ranges" in setting:
         source = source.subset(range(HISTOGRAM_IMAGES))
-    onnx_file.quantise(plain, coarse, source, "{}", **setting)
+    onnx_file.quantise(plain, coarse, source, "{}", **{"options": {}, **setting})
 
 
 @torch.no_grad()
