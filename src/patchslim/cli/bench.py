@@ -66,10 +66,14 @@ def bench(
     seconds: Annotated[
         float, typer.Option("--seconds", min=0.01, help="Time to spend on each model in each mode.")
     ] = 5.0,
+    quantize: Annotated[
+        str | None,
+        typer.Option("--quantize", metavar="W", help="Also with linear layers in int8 or float8 (float8 on a GPU)."),
+    ] = None,
     profile: Annotated[bool, typer.Option("--profile", help="Also show where the time goes, per block.")] = False,
     out: Annotated[
         Path | None,
-        typer.Option("--out", metavar="F", help="Results go here [RUN/bench/DEVICE_torchV_DTYPE.json]."),
+        typer.Option("--out", metavar="F", help="Results go here [RUN/bench/DEVICE_torchV_DTYPE[_W].json]."),
     ] = None,
     device: Device = None,
     as_json: AsJson = False,
@@ -85,6 +89,7 @@ def bench(
         seconds=seconds,
         autocast=autocast,
         profile=profile,
+        quantise=quantize,
     )
     try:
         slim, host = load(run).to(place), load_host(run).to(place)

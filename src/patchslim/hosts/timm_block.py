@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from patchslim.hosts.attention import Mix, plain
 from patchslim.hosts.base import Incoming
 from patchslim.hosts.fast import KERNELS, kernels_for
+from patchslim.hosts.split_qkv import SplitQkv
 
 if KERNELS:
     from patchslim.hosts import kernels
@@ -36,7 +37,8 @@ def project(attn: Any, y: Tensor, n: int, axis: int = 1) -> tuple[Tensor, Tensor
 
     y (B, n_in, d), or (n_in, B, d) with tokens along axis 0 → q (B, H, n, d_h), k and v (B, H, n_in, d_h).
     """
-    if n == y.shape[axis] or (axis == 0 and n >= ONE_PRODUCT * y.shape[0]):
+    whole = axis == 0 and n >= ONE_PRODUCT * y.shape[0] and not isinstance(attn.qkv, SplitQkv)
+    if whole or n == y.shape[axis]:
         q, k, v = (_heads(attn, part, axis) for part in attn.qkv(y).chunk(3, dim=-1))
         return through(attn.q_norm, q[:, :, :n]), through(attn.k_norm, k), v
     return queries(attn, y.narrow(axis, 0, n), axis), *keys_values(attn, y, axis)
@@ -44,17 +46,29 @@ def project(attn: Any, y: Tensor, n: int, axis: int = 1) -> tuple[Tensor, Tensor
 
 def queries(attn: Any, y: Tensor, axis: int = 1) -> Tensor:
     """y (B, n, d) or, with tokens along axis 0, (n, B, d) → (B, H, n, d_h)."""
-    split = attn.attn_dim
-    bias = None if attn.qkv.bias is None else attn.qkv.bias[:split]
-    return through(attn.q_norm, _heads(attn, F.linear(y, attn.qkv.weight[:split], bias), axis))
+    return through(attn.q_norm, _heads(attn, _of_queries(attn, y), axis))
 
 
 def keys_values(attn: Any, y: Tensor, axis: int = 1) -> tuple[Tensor, Tensor]:
     """y (B, n_in, d) or, with tokens along axis 0, (n_in, B, d) → k and v (B, H, n_in, d_h)."""
-    split = attn.attn_dim
-    bias = None if attn.qkv.bias is None else attn.qkv.bias[split:]
-    k, v = (_heads(attn, part, axis) for part in F.linear(y, attn.qkv.weight[split:], bias).chunk(2, dim=-1))
+    k, v = (_heads(attn, part, axis) for part in _of_keys_values(attn, y).chunk(2, dim=-1))
     return through(attn.k_norm, k), v
+
+
+def _of_queries(attn: Any, y: Tensor) -> Tensor:
+    """The queries' rows of `qkv`: (B, n, d) → (B, n, H · d_h)."""
+    if isinstance(attn.qkv, SplitQkv):
+        return attn.qkv.q(y)  # type: ignore[no-any-return]
+    bias = None if attn.qkv.bias is None else attn.qkv.bias[: attn.attn_dim]
+    return F.linear(y, attn.qkv.weight[: attn.attn_dim], bias)
+
+
+def _of_keys_values(attn: Any, y: Tensor) -> Tensor:
+    """The keys' and values' rows of `qkv`: (B, n_in, d) → (B, n_in, 2 · H · d_h)."""
+    if isinstance(attn.qkv, SplitQkv):
+        return attn.qkv.kv(y)  # type: ignore[no-any-return]
+    bias = None if attn.qkv.bias is None else attn.qkv.bias[attn.attn_dim :]
+    return F.linear(y, attn.qkv.weight[attn.attn_dim :], bias)
 
 
 def _heads(attn: Any, projected: Tensor, axis: int) -> Tensor:

@@ -16,15 +16,17 @@ from patchslim.errors import PatchslimError
 from patchslim.hosts import with_matmul_embed
 from patchslim.measure.compare import ideal_speedup
 from patchslim.measure.forecast import forecast
+from patchslim.measure.numbers import model_row, numbers
 from patchslim.measure.profile import profile
+from patchslim.quantise import check_way, quantised
 from patchslim.slim import SlimModel
-from patchslim.timing import DTYPES, Clock, Contest, Timed, device_name
+from patchslim.timing import DTYPES, Clock, Contest, device_name
 from patchslim.timing.memory import fitting
 from patchslim.timing.modes import modes_for
 from patchslim.timing.running import in_dtype
 
 MOST_IMAGES = 2**16  # in a batch
-BASELINES = {"baseline": "", "baseline_same_embedding": "_same_embedding"}  # and how their numbers' names end
+QUANTISED = {"quantised": "slim", "baseline_quantised": "baseline_same_embedding"}  # and what each is made from
 
 
 @dataclass(frozen=True)
@@ -37,6 +39,7 @@ class BenchConfig:
     seconds: float = 3.0
     autocast: bool = False
     profile: bool = False
+    quantise: str | None = None  # time quantised models too: int8 or float8
 
     def __post_init__(self) -> None:
         for size in self.batch_sizes:
@@ -49,6 +52,8 @@ class BenchConfig:
             raise PatchslimError("Give at least one batch size, one dtype and one mode.")
         if not 0 < self.seconds < math.inf:
             raise PatchslimError(f"The seconds to spend have to be more than 0, and {self.seconds} is not.")
+        if self.quantise is not None and self.autocast:
+            raise PatchslimError("Quantised layers take weights of the dtype itself; leave autocast out.")
 
 
 def bench(
@@ -60,7 +65,8 @@ def bench(
     tell: Callable[[str], None] = lambda what: None,
     clock: Clock = time.perf_counter,
 ) -> dict[str, Any]:
-    """Throughput of a slim model, of its host, and of the host with the slim model's patch embedding.
+    """Throughput of a slim model, of its host, and of the host with the slim model's patch embedding; of the slim
+    model and the latter once more with quantised layers, where the config asks for it.
 
     `images` (K, C, H, W) are repeated to fill a batch; noise does unless the plan has thresholds. Models are timed
     where they are. The result has a row for every dtype and batch size, and the first row's numbers once more on top.
@@ -69,6 +75,9 @@ def bench(
     config = config or BenchConfig()
     device, threshold = next(slim.parameters()).device, slim.plan.mode == "threshold"
     modes = modes_for(config.modes, device, threshold)
+    if config.quantise is not None:
+        for dtype in config.dtypes:
+            check_way(config.quantise, device, DTYPES[dtype])
     if threshold and images is None:
         raise PatchslimError("How much a run with thresholds computes depends on the images; give some with --data.")
     own, rows = forecast(slim.plan), []
@@ -79,7 +88,7 @@ def bench(
             reduced = None if row["batch_size"] == size else row["batch_size"]
             known = own.predicted if own and own.holds_for(row, device_name(device), modes) else None
             rows.append(row | {"asked_batch_size": size, "reduced_batch": reduced, "predicted_speedup": known})
-    return about(device, modes) | summary(rows)
+    return about(device, modes) | {"quantised_to": config.quantise} | summary(rows)
 
 
 def about(device: torch.device, modes: Sequence[str]) -> dict[str, Any]:
@@ -99,10 +108,11 @@ def summary(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def by_dtype(result: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """A file name for each dtype of a result, by device, torch and dtype; and what goes into it."""
+    """A file name for each dtype of a result, by device, torch, dtype and quantisation; and what goes into it."""
     found: dict[str, dict[str, Any]] = {}
     for dtype in dict.fromkeys(row["dtype"] for row in result["rows"]):
-        words = (result["device"], f"torch{result['torch']}", dtype)
+        words = [result["device"], f"torch{result['torch']}", dtype]
+        words += [result["quantised_to"]] if result.get("quantised_to") else []
         name = "_".join(re.sub(r"[^a-z0-9.+-]+", "-", word.lower()).strip("-") for word in words)
         rows = [row for row in result["rows"] if row["dtype"] == dtype]
         found[f"{name}.json"] = {**result, **summary(rows)}
@@ -134,9 +144,17 @@ class _Case:
         batch = self._batch(size)
         ideal = ideal_speedup(self.slim, batch)
         batch = batch.to(DTYPES[self.weights])
-        models = {name: _model_row(timed, size) for name, timed in self.contest.time(self.models, batch).items()}
+        contenders = self.models | self._quantised(batch)
+        models = {name: model_row(timed, size) for name, timed in self.contest.time(contenders, batch).items()}
         row = {"batch_size": size, "dtype": self.dtype, "autocast": self.contest.autocast_to is not None}
-        return row | _numbers(models, ideal) | {"models": models} | self._profile(batch)
+        return row | numbers(models, ideal) | {"models": models} | self._profile(batch)
+
+    def _quantised(self, batch: Tensor) -> dict[str, nn.Module]:
+        """The slim model and the host, both quantised, where that is asked for."""
+        if self.config.quantise is None:
+            return {}
+        self.contest.say("quantising", len(batch))
+        return {name: quantised(self.models[plain], self.config.quantise, batch) for name, plain in QUANTISED.items()}
 
     def _batch(self, size: int) -> Tensor:
         """(size, C, H, W) on the models' device."""
@@ -153,28 +171,3 @@ class _Case:
         settings: dict[str, Any] = {"seconds": self.config.seconds, "clock": self.contest.clock}
         settings["autocast"] = self.contest.autocast_to
         return {"profile": profile(self.models, self.slim.host_info, batch, **settings)}
-
-
-def _model_row(timed: Timed, size: int) -> dict[str, Any]:
-    modes = {
-        mode: {
-            "throughput": timing.throughput(size),
-            "seconds_per_batch": timing.seconds,
-            "peak_memory": timed.prepared.ready[mode].peak_memory,
-        }
-        for mode, timing in timed.times.items()
-    }
-    return {"best": timed.best, "modes": modes, "failed": timed.prepared.failed}
-
-
-def _numbers(models: Mapping[str, Any], ideal: float) -> dict[str, Any]:
-    """Each model's best mode, and what the slim model gains on both baselines."""
-    found: dict[str, Any] = {"ideal_speedup": ideal}
-    for name, model in models.items():
-        start = "" if name == "slim" else f"{name}_"
-        found |= {f"{start}mode": model["best"]}
-        found |= {f"{start}{key}": value for key, value in model["modes"][model["best"]].items()}
-    for name, end in BASELINES.items():
-        speedup = found[f"{name}_seconds_per_batch"][1] / found["seconds_per_batch"][1]
-        found |= {f"speedup{end}": speedup, f"share_of_ideal{end}": speedup / ideal}
-    return found
