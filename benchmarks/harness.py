@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
+import json
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from patchslim.data import ImageSource, tensor_images
-from patchslim.data.transform import Transform
-from patchslim.data.views import Order
+from patchslim.data import Images, ImageSource, tensor_images
+from patchslim.data.canvas import Canvases
+from patchslim.data.tensors import TensorImages
 from patchslim.measure import device_name
 from patchslim.search.network import relative_error
+
+RESULTS = Path(__file__).parent.parent / "results"
 
 
 def options(doc: str | None) -> argparse.ArgumentParser:
@@ -33,7 +34,12 @@ def options(doc: str | None) -> argparse.ArgumentParser:
     return parser
 
 
-def in_memory(source: ImageSource) -> ImageSource:
+def rows(pattern: str) -> list[dict[str, Any]]:
+    """All rows of the raw files that match."""
+    return [row for path in sorted(RESULTS.glob(pattern)) for row in json.loads(path.read_text())["rows"]]
+
+
+def in_memory(source: ImageSource) -> TensorImages:
     """All images decoded once."""
     batches = list(source.batches(100))
     return tensor_images(torch.cat([images for images, _ in batches]), torch.cat([labels for _, labels in batches]))
@@ -59,59 +65,22 @@ def closeness(head: nn.Module, found: Tensor, wanted: Tensor) -> dict[str, float
     return {"error": float(relative_error(found, wanted).mean()), "kl": float(kl), "agree": float(agree)}
 
 
-VIEWS: dict[Any, Any] = {}  # of all training images, for as long as the process lives
+CANVASES: dict[tuple[str, str], Canvases] = {}  # of all training images, for as long as the process lives
 
 
-class Remembered:
-    """Training images whose views are read once and kept, as bytes on the device, for all rows that want the same."""
+class Remembered(Images):
+    """Training images that are read once for all rows that want the same; `Remembered.of` makes them."""
 
-    name: str
-    labelled: bool
-    labels: list[int]
-    classes: int | None
-    fingerprint: str
-    skipped: int
-    image_size: tuple[int, int]
-    mirrors: bool
+    @classmethod
+    def of(cls, images: Images) -> Self:
+        """The same images."""
+        images.__class__ = cls
+        assert isinstance(images, cls)
+        return images
 
-    def __init__(self, source: Any, device: torch.device) -> None:
-        self.source, self.device, self.memory = source, device, VIEWS
-        for name in ("name", "labelled", "labels", "classes", "fingerprint", "skipped", "image_size", "mirrors"):
-            setattr(self, name, getattr(source, name))
-
-    def __len__(self) -> int:
-        return len(self.source)
-
-    def subset(self, indices: Sequence[int]) -> Remembered:
-        """Some of the images."""
-        return Remembered(self.source.subset(indices), self.device)
-
-    def batches(self, batch_size: int) -> Iterator[tuple[Tensor, Tensor]]:
-        """All images once, as the model sees them."""
-        key = self.source.fingerprint, batch_size
-        if key not in self.memory:
-            self.memory[key] = list(self.source.batches(batch_size))
-        return iter(self.memory[key])
-
-    def views(self, transform: Transform, order: Order) -> Iterator[tuple[Tensor, Tensor]]:
-        """The same batches as the source's: a view depends on seed, epoch and image only, so it can be kept."""
-        mean, std = (
-            torch.tensor(values, device=self.device).view(-1, 1, 1) for values in (transform.mean, transform.std)
-        )
-        for epoch in range(order.first, order.epochs):
-            if self._key(order, epoch) not in self.memory:
-                self._read(transform, replace(order, first=epoch), mean, std)
-            for pixels, labels in self.memory[self._key(order, epoch)]:
-                yield (pixels.float() / 255 - mean) / std, labels
-
-    def _key(self, order: Order, epoch: int) -> tuple[Any, ...]:
-        return self.source.fingerprint, order.batch_size, order.seed, epoch
-
-    def _read(self, transform: Transform, order: Order, mean: Tensor, std: Tensor) -> None:
-        """All epochs of an order, by the same reading processes."""
-        batches = self.source.views(transform, order)
-        for epoch in range(order.first, order.epochs):
-            found = [next(batches) for _ in range(order.steps)]
-            self.memory[self._key(order, epoch)] = [
-                (((images.to(self.device) * std + mean) * 255).round().byte(), labels) for images, labels in found
-            ]
+    def canvases(self, device: torch.device) -> Canvases:
+        """Read once."""
+        key = self.fingerprint, str(device)
+        if key not in CANVASES:
+            CANVASES[key] = super().canvases(device)
+        return CANVASES[key]

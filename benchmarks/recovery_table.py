@@ -5,7 +5,7 @@
         --val imagenet-val-dev-0000.tar --out results/recovery_deit_tiny.json
 
 Each row is what `patchslim slim … --data DATA`, `patchslim finetune … --data TRAIN` and `patchslim eval` give; here
-images are decoded once and training views made once for all rows. `--set` overrides settings of the recovery,
+images are decoded once for all rows. `--set` overrides settings of the recovery,
 `--val none` judges by held-out training images only, which is how settings were chosen.
 """
 
@@ -102,7 +102,7 @@ def main() -> None:
     model = open_model(args.model, args.checkpoint).to(device)
     val = None if args.val == "none" else in_memory(open_images(args.val, model=model, workers=args.workers))
     images = in_memory(open_images(args.data, model=model, limit=args.images, seed=seed, workers=args.workers))
-    train = Remembered(open_images(args.train, model=model, workers=args.workers), device)
+    train = Remembered.of(open_images(args.train, model=model, workers=args.workers))
     config = ps.RecoverConfig(seed=seed, **settings(args.set))
     table: dict[str, Any] = head(args, device) | {"recovery": config.as_dict(), "train_images": len(train), "rows": []}
     if val is not None:

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 import patchslim as ps
 from patchslim.hosts import open_host
+from patchslim.models import LVViT, T2TViT
 from patchslim.plan import PredictorSpec, SlimPlan, build_plan, make_plan
 from patchslim.slim.assemble import name_predictors
 from patchslim.slim.predictor import make_predictor, predictor_fingerprint
@@ -38,14 +39,24 @@ KINDS: dict[str, dict[str, Any]] = {
     },
     "attention pool": {"global_pool": "map", "class_token": False},
     "pre-norm qk-norm": {"pre_norm": True, "qk_norm": True, "qkv_bias": False, "scale_attn_norm": True},
+    "lv": {"stem_width": 8, "skip_lam": 2.0},
 }
+# Made of the same blocks as those above, with a stem of their own: slimmed in tests/hosts/test_stem_vit.py.
+STEMS: dict[str, dict[str, Any]] = {
+    "t2t": {"token_dim": 8, "splits": ((3, 2, 1),) * 3},
+    "t2t transformer": {"token_dim": 8, "splits": ((3, 2, 1),) * 3, "tokens_type": "transformer"},
+    "lv class": {"stem_width": 8, "readout": "class"},
+}
+CLASSES: dict[str, type[nn.Module]] = {"distilled": VisionTransformerDistilled, "t2t": T2TViT, "lv": LVViT}
 
 
 def make_host(kind: str = "class", seed: int = 0, **settings: Any) -> nn.Module:
     """A small host with weights large enough that attention is far from uniform."""
     torch.manual_seed(seed)
-    cls = VisionTransformerDistilled if kind == "distilled" else VisionTransformer
-    model: nn.Module = cls(**(SMALL | KINDS[kind] | settings))
+    cls, wanted = CLASSES.get(kind.split()[0], VisionTransformer), SMALL | (KINDS | STEMS)[kind] | settings
+    if cls is T2TViT:
+        del wanted["patch_size"]  # its splits make the patches
+    model: nn.Module = cls(**wanted)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if parameter.ndim > 1 or "bias" in name:
@@ -56,6 +67,12 @@ def make_host(kind: str = "class", seed: int = 0, **settings: Any) -> nn.Module:
 def make_images(count: int = 3, size: int = 32, seed: int = 1) -> Tensor:
     """Random images (count, 3, size, size)."""
     return torch.randn(count, 3, size, size, generator=torch.Generator().manual_seed(seed))
+
+
+def read_by(model: Any, images: Tensor) -> Tensor:
+    """What the head reads, by the model's own methods; of LV-ViT, that takes a maximum for every class, the logits."""
+    read: Tensor = model.forward_head(model.forward_features(images), pre_logits=not isinstance(model, LVViT))
+    return read
 
 
 def relative(a: Tensor, b: Tensor) -> float:
@@ -77,7 +94,7 @@ PYRAMID = [[1, 3, 4, 7, 8, 11, 14], [3, 7, 8, 14], [7, 8, 14], [7]]
 def plan_of(model: nn.Module, kept: list[list[int]], removed: Any = "drop") -> SlimPlan:
     """A plan from patch lists, with the one patch that pooled readouts need."""
     info = ps.inspect(model)
-    if info.readout in ("mean", "attention-pool"):
+    if info.reads_patches:
         kept = [sorted({0, *block}) for block in kept]
     return make_plan(info, kept, removed)
 
@@ -115,7 +132,7 @@ def per_image_plan(
     """A plan by which images choose for themselves, and the weights it needs."""
     info = ps.inspect(model)
     counts = list(counts or COUNTS)
-    if info.readout in ("class", "class+distillation"):
+    if not info.reads_patches:
         counts[-1] = 0
     fields: dict[str, Any] = {"select": select, "removed": removed, "patches_per_block": counts, "drops": drops or []}
     if select == "matched":

@@ -30,7 +30,7 @@ def test_slim_models_equal_the_counter(kind: str, data: st.DataObject) -> None:
     model = unfused(kind)
     info = ps.inspect(model)
     kept = data.draw(nested())
-    if info.readout in ("mean", "attention-pool"):
+    if info.reads_patches:
         kept = [sorted({0, *block}) for block in kept]
     for removed in ("drop", "carry"):
         plan = make_plan(info, kept, removed)

@@ -89,11 +89,18 @@ def test_the_accuracy_table_is_what_was_measured() -> None:
             assert (mode, ratio, before) in plain
 
 
+def test_the_table_of_longer_recovery_is_what_was_measured() -> None:
+    shown = re.findall(r"^\| ((?:matched|predicted) [a-z]+) \| −(\d\d) % \| (\d+\.\d\d) \|$", README, flags=re.M)
+    assert len(shown) == 3
+    found = {(mode, ratio, after) for mode, ratio, after in measured("long_recovery_*.json", "top1_after")}
+    assert {(mode, f"{1 - int(fewer) / 100:g}", after) for mode, fewer, after in shown} == found
+
+
 def test_the_tables_in_the_docs_are_the_raw_files(capsys: pytest.CaptureFixture[str]) -> None:
     tables = runpy.run_path(str(ROOT / "benchmarks" / "tables.py"))
     for name in ("mode_table", "rank_table", "threshold_table", "merge_table", "known_table"):
         tables[name]()
-    for name in ("recovery_table", "one_rate_table", "trust_table", "rate_table", "score_comparison"):
+    for name in ("recovery_table", "long_table", "one_rate_table", "trust_table", "rate_table", "score_comparison"):
         tables[name]()
     for name in ("score_table", "tolerance_table", "stale_table", "speed_table", "export_table"):
         tables[name]()

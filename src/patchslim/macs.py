@@ -36,7 +36,7 @@ def match_macs(info: HostInfo, shape: BlockShape, patches: int) -> int:
 
 def importance_macs(info: HostInfo, shape: BlockShape, patches: int) -> int:
     """The class token's own row of attention, where one is read."""
-    return 0 if info.reads_patches else (shape.width + info.prefix_tokens + patches) * shape.attention_width
+    return (shape.width + info.prefix_tokens + patches) * shape.attention_width if info.reads_class else 0
 
 
 def predictor_macs(info: HostInfo, spec: PredictorSpec, patches: int) -> int:

@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from patchslim.errors import PlanError
 from patchslim.files import read_json, write_text
-from patchslim.hosts.base import HostInfo
+from patchslim.hosts.base import PATCH_READOUTS, HostInfo
 
 PLAN_VERSION = 2
 OLDEST_VERSION = 1  # static drop and carry only; reads as it is
@@ -23,6 +23,7 @@ Removed = Literal["drop", "carry", "merge"]
 Mode = Literal["top-k", "threshold"]
 PredictorKind = Literal["context", "mlp", "pool"]
 STAYS = -1  # in `into`: this patch merges into none
+SPEED = "speed"  # in `provenance`: what a plan that was made for a speed-up predicts
 
 
 class HostShape(BaseModel):
@@ -90,7 +91,7 @@ class SlimPlan(BaseModel):
             self._check_static()
         else:
             self._check_per_image()
-        if self.host.readout in ("mean", "attention-pool") and not self.counts[-1]:
+        if self.host.readout in PATCH_READOUTS and not self.counts[-1]:
             raise ValueError(f"the {self.host.readout} readout needs at least one patch in the last block")
         return self
 

@@ -165,7 +165,7 @@ def test_bad_checkpoints(run: Run, tmp_path: Path) -> None:
         checkpoint = ("--checkpoint", f"{name}.safetensors")
         refused(run("slim", "digits_vit", "--data", "digits", "--out", "a", *checkpoint), words)
         refused(run("eval", "digits_vit", "--data", "digits", *checkpoint), words)
-    torch.save(good, tmp_path / "model.pth")
+    torch.save(timm.create_model("digits_vit"), tmp_path / "model.pth")
     refused(run("slim", "digits_vit", "--data", "digits", "--out", "a", "--checkpoint", "model.pth"), "pickle")
     assert not (tmp_path / "a").exists()
 

@@ -41,8 +41,10 @@ def test_any_batch_gives_the_models_logits(way: str) -> None:
 
 
 def test_a_static_plan_is_a_plain_graph() -> None:
-    for way in ("drop", "merge"):
-        found = operators(exported(way, "onnx")[1].files[0])
+    for way, kind in (("drop", "class"), ("merge", "class"), ("drop", "t2t"), ("drop", "lv")):
+        done = exported(way, "onnx", kind)[1]
+        assert done.fp32.max_difference < 1e-4
+        found = operators(done.files[0])
         assert found["Gather"] == 1  # the entrance
         assert not CHOOSES & found.keys()
         assert not [name for name in found if name.startswith(("Scatter", "Gather")) and name != "Gather"]

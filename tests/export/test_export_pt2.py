@@ -17,6 +17,7 @@ from small import make_images
         ("carry", "mean with prefix"),
         ("predicted pool", "class"),
         ("predicted context", "attention pool"),
+        ("matched", "lv"),
     ],
 )
 def test_any_batch_gives_the_models_logits(way: str, kind: str) -> None:

@@ -10,6 +10,8 @@ from torch import nn
 
 import patchslim as ps
 from patchslim.hosts import open_host
+from patchslim.hosts.base import PatchHead
+from patchslim.hosts.timm_block import token_major
 from patchslim.hosts.timm_spec import describe, rebuild
 from small import make_host, make_images, relative
 
@@ -156,5 +158,28 @@ def test_readout_moment_is_the_outer_product_of_what_the_head_reads(kind: str) -
         assert trace[0, :3].tolist() == [1, 1, 0]
     elif host.info.readout == "class":
         assert trace[0].nonzero().flatten().tolist() == [0]
+    elif kind == "lv":  # the class token, and half of one patch for every class
+        assert isinstance(host, PatchHead)
+        best = host.patch_logits(tokens).argmax(dim=1)
+        shares = [[(row == patch).float().mean() / 4 for patch in range(host.info.patches)] for row in best]
+        assert torch.allclose(trace, torch.tensor([[1.0, *row] for row in shares]))
     else:  # rows that sum to one: the moment's sum is one
         assert torch.allclose(moment.sum(dim=(1, 2)), torch.ones(2), atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["deit_tiny_patch16_224", "vit_intern300m_patch14_448", "beit3_base_patch16_224"])
+@pytest.mark.parametrize("carry", [False, True])
+@pytest.mark.parametrize("share", [1.0, 0.8, 0.4])  # of the tokens; some with one product for all three projections
+@torch.no_grad()
+def test_a_block_computes_the_same_whichever_way_tokens_lie(name: str, carry: bool, share: float) -> None:
+    host = open_host(family(name))
+    x = host.embed(pixels(host.model, 3))
+    n = round(share * x.shape[1])
+    lying = x.transpose(0, 1).contiguous().transpose(0, 1)  # (n_in, B, d) in memory
+    assert token_major(lying)
+    assert not token_major(x)
+    for block in host.blocks:
+        wanted, found = (host.math.run(block, tokens, n, carry) for tokens in (x, lying))
+        torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-4)
+        assert token_major(found)  # and so they stay, in one piece
+        assert found.transpose(0, 1).is_contiguous()

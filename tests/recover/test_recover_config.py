@@ -6,6 +6,7 @@ import pytest
 import torch
 
 import patchslim as ps
+from patchslim.recover.config import MOST_EPOCHS, USUAL_STEPS, RecoverConfig
 
 
 @pytest.mark.parametrize(
@@ -31,3 +32,11 @@ def test_bf16_is_for_gpus_unless_asked_for() -> None:
     for amp, dtype in (("auto", torch.float32), ("off", torch.float32), ("bf16", torch.bfloat16)):
         with ps.RecoverConfig(amp=amp).autocast(cpu):  # type: ignore[arg-type]
             assert torch.nn.Linear(2, 2)(torch.ones(1, 2)).dtype == dtype
+
+
+def test_epochs_follow_the_images_unless_given() -> None:
+    usual = RecoverConfig()
+    assert usual.epochs_over(50) == MOST_EPOCHS
+    assert usual.epochs_over(usual.batch_size * 100) == USUAL_STEPS // 100
+    assert usual.epochs_over(10**9) == 1
+    assert RecoverConfig(epochs=7).epochs_over(10**9) == 7

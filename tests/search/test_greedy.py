@@ -15,6 +15,7 @@ from torch import Tensor, nn
 import patchslim as ps
 from patchslim.data import as_source, open_images
 from patchslim.hosts import open_host
+from patchslim.hosts.base import PATCH_READOUTS
 from patchslim.macs import macs_of_counts
 from patchslim.plan import SlimPlan, make_plan
 from patchslim.search import greedy
@@ -23,7 +24,7 @@ from patchslim.search.features import Features
 from patchslim.search.greedy import Greedy
 from patchslim.search.ledger import Ledger
 from power import Interrupted, interrupt_after
-from small import make_host, make_images
+from small import make_host, make_images, read_by
 
 IMAGES, PATCHES = 5, 16
 SHARES = (0.05, 0.6, 0.95)  # from the least ratio to the largest
@@ -56,7 +57,7 @@ def readout_error(model: Any, images: Tensor, plan: SlimPlan) -> float:
     slim: Any = ps.apply(model, plan)
     errors = []
     for image in images.split(1):
-        found, true = (one.forward_head(one.forward_features(image), pre_logits=True) for one in (slim, model))
+        found, true = (read_by(one, image) for one in (slim, model))
         errors.append(float((found - true).double().square().sum() / true.double().square().sum()))
     return sum(errors) / len(errors)
 
@@ -67,7 +68,7 @@ def path_of(model: nn.Module, images: Tensor, **settings: Any) -> Greedy:
     chosen = config(**settings)
     features = Features(host, as_source(images), chosen.batch_size, 2**30)
     path = Greedy(host, features, chosen, Ledger(), lambda event: None)
-    path.search(None, 1e9)
+    path.search(1e9)
     return path
 
 
@@ -78,7 +79,7 @@ def whole_path(kind: str) -> Greedy:
 
 def moves_of(plan: SlimPlan) -> int:
     """How many moves lead to a plan: one per patch and block that is no longer computed (and could be)."""
-    blocks = plan.host.depth if plan.host.readout in ("mean", "attention-pool") else plan.host.depth - 1
+    blocks = plan.host.depth if plan.host.readout in PATCH_READOUTS else plan.host.depth - 1
     return blocks * PATCHES - sum(plan.counts[:blocks])
 
 
@@ -123,7 +124,7 @@ def test_the_path_takes_one_patch_from_one_block_at_a_time_to_the_end(kind: str)
 def test_every_readout_keeps_what_it_needs(kind: str) -> None:
     model = make_host(kind)
     plan = searched(kind, target_macs=target_at(kind, 0.0) + 1e-9)
-    least = 1 if plan.host.readout in ("mean", "attention-pool") else 0
+    least = 1 if plan.host.readout in PATCH_READOUTS else 0
     assert plan.counts == (least,) * 4
     assert bool(torch.isfinite(ps.apply(model, plan)(make_images(2))).all())
 
@@ -136,7 +137,7 @@ def test_an_unreachable_ratio_is_refused_with_what_can_be(kind: str) -> None:
 
 def test_a_generous_ratio_keeps_everything_that_is_read(kind: str) -> None:
     plan = searched(kind, target_macs=0.9999)
-    if plan.host.readout in ("mean", "attention-pool"):
+    if plan.host.readout in PATCH_READOUTS:
         assert sum(plan.counts) == 4 * PATCHES - 1
     else:
         assert plan.counts == (PATCHES, PATCHES, PATCHES, 0)

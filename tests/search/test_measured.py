@@ -25,7 +25,7 @@ from patchslim.search.measured import Draft, Measured, removing
 from patchslim.search.schedule import Counts
 from patchslim.slim.predictor import hidden_width
 from power import Interrupted, interrupt_after
-from small import make_host, make_images
+from small import make_host, make_images, read_by
 
 WAYS: dict[str, dict[str, Any]] = {
     "matched merge": {"select": "matched", "removed": "merge"},
@@ -92,7 +92,7 @@ def readout_error(model: Any, images: Tensor, plan: SlimPlan, weights: Mapping[s
     slim: Any = ps.apply(model, plan, weights)
     errors = []
     for image in images.split(1):
-        found, true = (one.forward_head(one.forward_features(image), pre_logits=True) for one in (slim, model))
+        found, true = (read_by(one, image) for one in (slim, model))
         errors.append(float((found - true).double().square().sum() / true.double().square().sum()))
     return sum(errors) / len(errors)
 

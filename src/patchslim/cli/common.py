@@ -13,11 +13,11 @@ import timm
 import torch
 import typer
 from rich.console import Console
-from torch import nn
+from torch import Tensor, nn
 
 import patchslim.hosts.digits_vit  # noqa: F401  (registers itself with timm)
 from patchslim.errors import CheckpointError, PatchslimError, RunError, UnsupportedModel, first_words
-from patchslim.hosts.weights import load_weights_, read_weights
+from patchslim.hosts.checkpoint import put_checkpoint_, read_checkpoint
 from patchslim.slim.store import CONFIG, holds_run
 
 console = Console(stderr=True)  # everything but results
@@ -33,7 +33,11 @@ Data = Annotated[
 ]
 Checkpoint = Annotated[
     Path | None,
-    typer.Option("--checkpoint", metavar="F", help="Weights: a safetensors file with the model's names."),
+    typer.Option(
+        "--checkpoint",
+        metavar="F",
+        help="Weights with the model's names: safetensors, or a .pth of nothing but tensors.",
+    ),
 ]
 Pretrained = Annotated[bool, typer.Option("--pretrained", help="Take timm's pretrained weights.")]
 ImgSize = Annotated[int | None, typer.Option("--img-size", min=1, help="Image side in pixels, if not the model's own.")]
@@ -51,11 +55,11 @@ def open_model(
     if checkpoint is not None and pretrained:
         raise CheckpointError("Give --checkpoint or --pretrained, not both.")
     settings: dict[str, Any] = {} if img_size is None else {"img_size": img_size}
-    if checkpoint is not None:
-        settings |= _classes_of(checkpoint)
-    model = _create(name, pretrained, settings)
-    if checkpoint is not None:
-        load_weights_(model, checkpoint)
+    if checkpoint is None:
+        return _create(name, pretrained, settings).eval()
+    weights = read_checkpoint(checkpoint)
+    model = _create(name, pretrained, settings | _classes_of(weights))
+    put_checkpoint_(model, weights, str(checkpoint))
     return model.eval()
 
 
@@ -66,7 +70,7 @@ def _create(name: str, pretrained: bool, settings: Mapping[str, Any]) -> nn.Modu
         if pretrained:
             raise CheckpointError(
                 f"timm can't make {name} with pretrained weights ({first_words(error)}); where they can't be "
-                "downloaded, give them as a safetensors file with --checkpoint."
+                "downloaded, give them as a file with --checkpoint."
             ) from None
         raise UnsupportedModel(f"timm can't make {name} with these settings: {first_words(error)}.") from None
     return model
@@ -82,9 +86,9 @@ def _unknown(name: str) -> str:
     return f"There is no run folder and no timm model called {name}; {hint}"
 
 
-def _classes_of(checkpoint: Path) -> dict[str, int]:
+def _classes_of(weights: Mapping[str, Tensor]) -> dict[str, int]:
     """A fine-tuned model's own number of classes, read off its head, so that the user need not say it."""
-    head = read_weights(checkpoint).get("head.weight")
+    head = weights.get("head.weight")
     return {} if head is None or head.ndim != 2 else {"num_classes": head.shape[0]}
 
 

@@ -36,7 +36,6 @@ from patchslim.data import open_images
 from patchslim.errors import BudgetError, PatchslimError
 from patchslim.files import write_text
 from patchslim.measure import DTYPES
-from patchslim.measure.modes import modes_for
 from patchslim.measure.ranks import check_labelled
 from patchslim.peers import CompareConfig, PeerConfig, SpeedConfig, compare, make_methods
 from patchslim.peers.store import check_place
@@ -44,6 +43,7 @@ from patchslim.recover import RecoverConfig
 from patchslim.report import draw_comparison, markdown
 from patchslim.report.comparison import about, lines_of
 from patchslim.search.topdown import Listener
+from patchslim.timing.modes import modes_for
 
 TABLE, FIGURE = "table.md", "figure.png"
 

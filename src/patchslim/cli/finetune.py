@@ -26,7 +26,10 @@ def finetune(
     val: Annotated[
         str | None, typer.Option("--val", metavar="SRC", help="Labelled images to measure top-1 on, before and after.")
     ] = None,
-    epochs: Annotated[int, typer.Option("--epochs", min=0, help="Of distillation, without labels.")] = USUAL.epochs,
+    epochs: Annotated[
+        int | None,
+        typer.Option("--epochs", min=0, help="Of distillation, without labels [as make 5,000 steps, at most 100]."),
+    ] = USUAL.epochs,
     block_epochs: Annotated[
         int, typer.Option("--block-epochs", min=0, help="Of block-wise reconstruction, without labels.")
     ] = USUAL.block_epochs,

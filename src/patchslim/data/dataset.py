@@ -12,12 +12,14 @@ from patchslim.data.transform import Transform
 
 
 class Reading(NamedTuple):
-    """One image as read: the (C, H, W) tensor or, for a bad one, None and the reason."""
+    """One image as read: the (C, H, W) tensor or, for a bad one, None and the reason; `ratio` is the picture's width
+    over its height."""
 
     image: Tensor | None
     label: int
     name: str
     reason: str
+    ratio: float = 1.0
 
 
 class Batch(NamedTuple):
@@ -66,7 +68,7 @@ def read_item(item: Item, transform: Transform) -> Reading:
         # Pillow names the file object that it was given, which tells nobody anything.
         reason = "it is no image" if reason.startswith("cannot identify image file") else reason
         return Reading(None, item.label, item.name, reason)
-    return Reading(transform(picture), item.label, item.name, "")
+    return Reading(transform(picture), item.label, item.name, "", picture.width / picture.height)
 
 
 def _size(shape: Sequence[int]) -> str:

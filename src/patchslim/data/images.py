@@ -1,14 +1,16 @@
 """The images of a source, read in the same order every time."""
 
 import hashlib
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
+from patchslim.data.canvas import Canvases, canvas_size, draw
 from patchslim.data.dataset import Batch, ItemDataset, Reading, collate, read_item
 from patchslim.data.items import Item
 from patchslim.data.tally import Tally
@@ -57,10 +59,10 @@ class Images:
         """The label of every image, -1 where unknown."""
         return [item.label for item in self._items]
 
-    def subset(self, indices: Sequence[int]) -> "Images":
+    def subset(self, indices: Sequence[int]) -> Self:
         """Some of the images, as a source of their own."""
         chosen = hashlib.sha256(f"{self.fingerprint} {list(indices)}".encode("ascii"))
-        return Images(
+        return type(self)(
             self.name,
             [self._items[index] for index in indices],
             self._transform,
@@ -79,6 +81,18 @@ class Images:
             tally.add(len(batch.labels), batch.bad)
             self.skipped = len(set(tally.bad))
             yield torch.empty(0) if batch.images is None else batch.images, batch.labels
+
+    @property
+    def canvas_bytes(self) -> int:
+        """What `canvases` takes."""
+        return len(self) * len(self._transform.mean) * math.prod(canvas_size(self.image_size))
+
+    def canvases(self, device: torch.device) -> Canvases:
+        """Every picture read once, to cut views from on a device."""
+        tally = Tally(self.name, len(self))
+        found = draw(self._items, self._transform, self.image_size, self._workers, tally, device)
+        self.skipped = len(tally.bad)
+        return found
 
     def batches(self, batch_size: int) -> Iterator[tuple[Tensor, Tensor]]:
         """Go through all images once: (B, C, H, W) float32 images and (B,) int64 labels, -1 where unknown.

@@ -104,14 +104,14 @@ def _timm_data() -> Any:
 
 def _image_size(model: nn.Module, otherwise: Sequence[int]) -> tuple[int, int]:
     # pretrained_cfg keeps the size of the training even when the model was made with another img_size.
-    size: Any = getattr(getattr(model, "patch_embed", None), "img_size", None)
+    size: Any = getattr(getattr(model, "patch_embed", model), "img_size", None)
     height, width = otherwise if size is None else size
     return int(height), int(width)
 
 
 def _channels(model: nn.Module, otherwise: int) -> int:
     proj: Any = getattr(getattr(model, "patch_embed", None), "proj", None)
-    channels: Any = getattr(proj, "in_channels", None) or getattr(model, "in_chans", None)
+    channels: Any = getattr(model, "in_chans", None) or getattr(proj, "in_channels", None)
     return otherwise if channels is None else int(channels)
 
 

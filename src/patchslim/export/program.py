@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 
 from patchslim.errors import ExportError, first_words
-from patchslim.export.packages import quiet
 from patchslim.hosts import HostInfo, inspect
+from patchslim.packages import quiet
 from patchslim.slim import SlimModel
 
 LARGEST_BATCH = 2**16

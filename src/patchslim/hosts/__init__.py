@@ -2,6 +2,7 @@
 
 from patchslim.hosts.base import BlockShape, Host, HostInfo, Readout
 from patchslim.hosts.find import inspect, open_host, open_slim, rebuild_host
+from patchslim.hosts.split_qkv import split_qkv_
 from patchslim.hosts.timm_embed import with_matmul_embed
 
 __all__ = [
@@ -13,5 +14,6 @@ __all__ = [
     "open_host",
     "open_slim",
     "rebuild_host",
+    "split_qkv_",
     "with_matmul_embed",
 ]

@@ -11,6 +11,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from patchslim.hosts.fast import KERNELS, kernels_for
+
+if KERNELS:
+    from patchslim.hosts import kernels
+
 ALIGNED = 8  # fused kernels want head widths that are multiples of this
 
 
@@ -36,6 +41,9 @@ def sized(size: Tensor) -> Mix:
 
     # A closure and not a callable object: torch.compile of 2.11 can't trace a call to the latter.
     def mix(q: Tensor, k: Tensor, v: Tensor, *, scale: float, dropout: float, fused: bool) -> Tensor:
+        if fused and kernels_for(k):
+            mixed: Tensor = kernels.attend_sized(q, k, v, size, scale)
+            return mixed
         log_size = size.log().to(q.dtype)
         if not fused:
             logits = q * scale @ k.transpose(-2, -1) + log_size[:, None, None, :]
@@ -51,6 +59,7 @@ def sized(size: Tensor) -> Mix:
 def _as_channel(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, scale: float, dropout: float) -> Tensor:
     """The bias as one more channel, 1 in the queries and bias / scale in the keys: flash attention takes no mask.
 
+    Where a gradient is wanted; inference has a kernel of its own.
     Channels are filled up with zeros to a width the kernels are fast at.
     """
     batch, heads, n_in, width = k.shape

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
 
 from torch import Tensor, nn
 
 from patchslim.hosts.attention import Mix
 
-Readout = Literal["class", "class+distillation", "mean", "attention-pool"]
+Readout = Literal["class", "class+distillation", "class+auxiliary", "mean", "attention-pool"]
+PATCH_READOUTS = ("class+auxiliary", "mean", "attention-pool")  # those that read patches of the last block
 
 
 @dataclass(frozen=True)
@@ -48,7 +49,12 @@ class HostInfo:
     @property
     def reads_patches(self) -> bool:
         """Whether the head reads patches of the last block, not only prefix tokens."""
-        return self.readout in ("mean", "attention-pool")
+        return self.readout in PATCH_READOUTS
+
+    @property
+    def reads_class(self) -> bool:
+        """Whether the head reads a class token, so that its attention tells which patches matter."""
+        return self.readout.startswith("class")
 
     @property
     def tokens(self) -> int:
@@ -139,3 +145,15 @@ class Host(Protocol):
 
     def spec(self) -> Mapping[str, Any]:
         """JSON-able settings from which the family can build the host again."""
+
+
+@runtime_checkable
+class PatchHead(Protocol):
+    """What a host has beside `Host` when its family may have a head on every patch."""
+
+    @property
+    def has_patch_head(self) -> bool:
+        """Whether this one has."""
+
+    def patch_logits(self, tokens: Tensor) -> Tensor:
+        """What it says of every patch of the last block's output: (B, p + n, d) → (B, n, classes)."""

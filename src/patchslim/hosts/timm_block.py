@@ -12,6 +12,13 @@ from torch import Tensor, nn
 
 from patchslim.hosts.attention import Mix, plain
 from patchslim.hosts.base import Incoming
+from patchslim.hosts.fast import KERNELS, kernels_for
+from patchslim.hosts.split_qkv import SplitQkv
+
+if KERNELS:
+    from patchslim.hosts import kernels
+
+ONE_PRODUCT = 0.75  # share of queries from which a GPU is faster with one product for all than with two that fit
 
 
 def through(module: nn.Module, x: Tensor) -> Tensor:
@@ -20,46 +27,67 @@ def through(module: nn.Module, x: Tensor) -> Tensor:
     return x if idle else module(x)
 
 
-def project(attn: Any, y: Tensor, n: int) -> tuple[Tensor, Tensor, Tensor]:
+def token_major(x: Tensor) -> bool:
+    """Whether tokens (B, n, d) lie in memory as (n, B, d)."""
+    return x.stride(0) < x.stride(1)
+
+
+def project(attn: Any, y: Tensor, n: int, axis: int = 1) -> tuple[Tensor, Tensor, Tensor]:
     """Queries of the first `n` tokens, keys and values of all, from rows of the host's one `qkv` weight.
 
-    y (B, n_in, d) → q (B, H, n, d_h), k and v (B, H, n_in, d_h).
+    y (B, n_in, d), or (n_in, B, d) with tokens along axis 0 → q (B, H, n, d_h), k and v (B, H, n_in, d_h).
     """
-    batch, n_in, _ = y.shape
-    if n == n_in:
-        qkv = attn.qkv(y).reshape(batch, n_in, 3, attn.num_heads, attn.head_dim)
-        q, k, v = qkv.permute(2, 0, 3, 1, 4).unbind(0)
-        return through(attn.q_norm, q), through(attn.k_norm, k), v
-    return queries(attn, y[:, :n]), *keys_values(attn, y)
+    whole = axis == 0 and n >= ONE_PRODUCT * y.shape[0] and not isinstance(attn.qkv, SplitQkv)
+    if whole or n == y.shape[axis]:
+        q, k, v = (_heads(attn, part, axis) for part in attn.qkv(y).chunk(3, dim=-1))
+        return through(attn.q_norm, q[:, :, :n]), through(attn.k_norm, k), v
+    return queries(attn, y.narrow(axis, 0, n), axis), *keys_values(attn, y, axis)
 
 
-def queries(attn: Any, y: Tensor) -> Tensor:
-    """y (B, n, d) → (B, H, n, d_h)."""
-    split = attn.attn_dim
-    bias = None if attn.qkv.bias is None else attn.qkv.bias[:split]
-    q = F.linear(y, attn.qkv.weight[:split], bias).reshape(*y.shape[:2], attn.num_heads, attn.head_dim)
-    return through(attn.q_norm, q.transpose(1, 2))
+def queries(attn: Any, y: Tensor, axis: int = 1) -> Tensor:
+    """y (B, n, d) or, with tokens along axis 0, (n, B, d) → (B, H, n, d_h)."""
+    return through(attn.q_norm, _heads(attn, _of_queries(attn, y), axis))
 
 
-def keys_values(attn: Any, y: Tensor) -> tuple[Tensor, Tensor]:
-    """y (B, n_in, d) → k and v (B, H, n_in, d_h)."""
-    split = attn.attn_dim
-    bias = None if attn.qkv.bias is None else attn.qkv.bias[split:]
-    kv = F.linear(y, attn.qkv.weight[split:], bias).reshape(*y.shape[:2], 2, attn.num_heads, attn.head_dim)
-    k, v = kv.permute(2, 0, 3, 1, 4).unbind(0)
+def keys_values(attn: Any, y: Tensor, axis: int = 1) -> tuple[Tensor, Tensor]:
+    """y (B, n_in, d) or, with tokens along axis 0, (n_in, B, d) → k and v (B, H, n_in, d_h)."""
+    k, v = (_heads(attn, part, axis) for part in _of_keys_values(attn, y).chunk(2, dim=-1))
     return through(attn.k_norm, k), v
 
 
-def attend(attn: Any, q: Tensor, k: Tensor, v: Tensor, mix: Mix) -> Tensor:
-    """The MSA of Eq. 1 from its projections: (B, H, n, d_h) and twice (B, H, n_in, d_h) → (B, n, d)."""
+def _of_queries(attn: Any, y: Tensor) -> Tensor:
+    """The queries' rows of `qkv`: (B, n, d) → (B, n, H · d_h)."""
+    if isinstance(attn.qkv, SplitQkv):
+        return attn.qkv.q(y)  # type: ignore[no-any-return]
+    bias = None if attn.qkv.bias is None else attn.qkv.bias[: attn.attn_dim]
+    return F.linear(y, attn.qkv.weight[: attn.attn_dim], bias)
+
+
+def _of_keys_values(attn: Any, y: Tensor) -> Tensor:
+    """The keys' and values' rows of `qkv`: (B, n_in, d) → (B, n_in, 2 · H · d_h)."""
+    if isinstance(attn.qkv, SplitQkv):
+        return attn.qkv.kv(y)  # type: ignore[no-any-return]
+    bias = None if attn.qkv.bias is None else attn.qkv.bias[attn.attn_dim :]
+    return F.linear(y, attn.qkv.weight[attn.attn_dim :], bias)
+
+
+def _heads(attn: Any, projected: Tensor, axis: int) -> Tensor:
+    """(B, n, H · d_h) or, with tokens along axis 0, (n, B, H · d_h) → (B, H, n, d_h), a view."""
+    split: Tensor = projected.unflatten(-1, (attn.num_heads, attn.head_dim))
+    return split.permute(1, 2, 0, 3) if axis == 0 else split.transpose(1, 2)
+
+
+def attend(attn: Any, q: Tensor, k: Tensor, v: Tensor, mix: Mix, axis: int = 1) -> Tensor:
+    """The MSA of Eq. 1 from its projections: (B, H, n, d_h) and twice (B, H, n_in, d_h) → (B, n, d), or (n, B, d)."""
     dropout = attn.attn_drop.p if attn.training else 0.0
     out = mix(q, k, v, scale=attn.scale, dropout=dropout, fused=attn.fused_attn)
-    out = through(attn.norm, out.transpose(1, 2).reshape(q.shape[0], q.shape[2], attn.attn_dim))
-    return through(attn.proj_drop, attn.proj(out))
+    out = (out.permute(2, 0, 1, 3) if axis == 0 else out.transpose(1, 2)).flatten(2)
+    projected: Tensor = attn.proj(through(attn.norm, out))
+    return through(attn.proj_drop, projected)
 
 
 def rest(block: Any, kept: Tensor, attended: Tensor) -> Tensor:
-    """Both shortcuts and the MLP, on the kept tokens: (B, n, d), (B, n, d) → (B, n, d)."""
+    """Both shortcuts and the MLP, on the kept tokens: (B, n, d), (B, n, d) → (B, n, d), or all of them (n, B, d)."""
     return feed(block, first_shortcut(block, kept, attended))
 
 
@@ -93,10 +121,16 @@ class TimmBlockMath:
     def run(self, block: Any, x: Tensor, n: int, carry: bool = False) -> Tensor:
         """One slimmed block (Eq. 2) on sorted tokens: everything but keys and values runs on the first `n` only.
 
-        x (B, n_in, d) → (B, n, d); with `carry` the other tokens follow unchanged: (B, n_in, d).
+        x (B, n_in, d) → (B, n, d); with `carry` the other tokens follow unchanged: (B, n_in, d). Tokens that lie
+        first in memory stay so: the kept ones are then one piece of it, and nothing is copied to take them.
         """
-        kept = rest(block, x[:, :n], attend(block.attn, *project(block.attn, block.norm1(x), n), plain))
-        return torch.cat([kept, x[:, n:]], dim=1) if carry and n < x.shape[1] else kept
+        axis = 0 if token_major(x) else 1
+        x = x.transpose(0, 1) if axis == 0 else x
+        q, k, v = project(block.attn, block.norm1(x), n, axis)
+        kept = rest(block, x.narrow(axis, 0, n), attend(block.attn, q, k, v, plain, axis))
+        if carry and n < x.shape[axis]:
+            kept = torch.cat([kept, x.narrow(axis, n, x.shape[axis] - n)], dim=axis)
+        return kept.transpose(0, 1) if axis == 0 else kept
 
     def read(self, block: Any, x: Tensor) -> Incoming:
         """What the block knows of its input before it computes anything: x (B, n_in, d)."""
@@ -119,4 +153,9 @@ class TimmBlockMath:
 
     def class_attention(self, block: Any, incoming: Incoming, size: Tensor | None) -> Tensor:
         """How the first token attends to all, averaged over heads: (B, n_in), rows sum to 1."""
-        return _rows(block.attn, queries(block.attn, incoming.y[:, :1]), incoming.k, size).mean(dim=1)[:, 0]
+        q = queries(block.attn, incoming.y[:, :1])
+        if kernels_for(incoming.k):
+            every = q.new_ones(1, incoming.k.shape[2]) if size is None else size
+            rows: Tensor = kernels.class_rows(q, incoming.k, every, block.attn.scale)
+            return rows
+        return _rows(block.attn, q, incoming.k, size).mean(dim=1)[:, 0]

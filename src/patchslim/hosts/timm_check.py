@@ -25,6 +25,7 @@ from timm.models.vision_transformer import Block, VisionTransformer
 from torch import nn
 
 from patchslim.errors import UnsupportedModel
+from patchslim.models import ResidualScale
 
 # Layers that treat every token by itself, so that leaving tokens out can't change the others.
 NORMS = (
@@ -38,7 +39,7 @@ NORMS = (
     nn.Identity,
 )
 MLPS = (Mlp, GluMlp, SwiGLU)
-SCALES = (LayerScale, nn.Identity)
+SCALES = (LayerScale, ResidualScale, nn.Identity)
 PATHS = (DropPath, nn.Identity)
 
 # Why well-known families are refused, by a word in the class name.
@@ -57,7 +58,7 @@ REASONS = {
     "conv": "it is a convolutional network",
     "resnet": "it is a convolutional network",
 }
-SUPPORTED = "timm's VisionTransformer (DeiT, DeiT-III, ViT, DINOv2, CLIP, SigLIP) is supported"
+SUPPORTED = "timm's VisionTransformer (DeiT, DeiT-III, ViT, DINOv2, CLIP, SigLIP), T2T-ViT and LV-ViT are supported"
 
 
 def check(model: nn.Module) -> None:
@@ -67,7 +68,12 @@ def check(model: nn.Module) -> None:
         reason = next((why for word, why in REASONS.items() if word in name.lower()), "it is another architecture")
         raise UnsupportedModel(f"{name} can't be slimmed: {reason}; {SUPPORTED}.")
     _check_outside(model)
-    for index, block in enumerate(model.blocks):  # type: ignore[arg-type]
+    check_blocks(model)
+
+
+def check_blocks(model: Any) -> None:
+    """Raise UnsupportedModel unless all blocks are timm's, of parts that act on every token by itself."""
+    for index, block in enumerate(model.blocks):
         _check_block(block, index)
 
 

@@ -6,7 +6,7 @@ import copy
 from typing import Any
 
 import torch.nn.functional as F
-from timm.layers import Format
+from timm.layers import Format, PatchEmbed
 from torch import Tensor, nn
 
 from patchslim.errors import PlanError
@@ -38,6 +38,8 @@ class MatmulPatchEmbed(nn.Module):
 
 def matmul_embed(embed: Any) -> nn.Module:
     """The faster stand-in where it is the same thing, else the embedding itself."""
+    if type(embed) is not PatchEmbed:
+        return embed  # type: ignore[no-any-return]
     plain = embed.flatten and embed.output_fmt == Format.NCHW and not embed.dynamic_img_pad
     proj = embed.proj
     fits = proj.kernel_size == proj.stride == tuple(embed.patch_size) and proj.groups == 1
@@ -49,5 +51,6 @@ def matmul_embed(embed: Any) -> nn.Module:
 def with_matmul_embed(model: nn.Module) -> nn.Module:
     """A copy of a host with the patch embedding of its slim models; where none is the same thing, with its own."""
     faster: Any = copy.deepcopy(model)
-    faster.patch_embed = matmul_embed(faster.patch_embed)
+    if hasattr(faster, "patch_embed"):
+        faster.patch_embed = matmul_embed(faster.patch_embed)
     return faster  # type: ignore[no-any-return]

@@ -27,7 +27,7 @@ ACTIVATIONS: dict[str, Any] = {"torch.GELU": nn.GELU} | {
 
 def describe(model: Any) -> dict[str, Any]:
     """The constructor settings of a supported model, read off its parts and proved by building it again."""
-    spec = {"class": type(model).__name__, "kwargs": _kwargs(model), "pretrained_cfg": _config(model)}
+    spec = {"class": type(model).__name__, "kwargs": _kwargs(model), "pretrained_cfg": data_settings(model)}
     with torch.device("meta"):
         again = rebuild(spec)
     if repr(again) != repr(model) or _plain(again) != _plain(model):
@@ -47,9 +47,14 @@ def rebuild(spec: Mapping[str, Any]) -> nn.Module:
     if kwargs.pop("embed_norm"):
         kwargs["embed_norm_layer"] = kwargs["norm_layer"]
     model: nn.Module = MODELS[spec["class"]](**kwargs)
-    config: Any = {name: tuple(v) if isinstance(v, list) else v for name, v in spec["pretrained_cfg"].items()}
-    model.pretrained_cfg = model.default_cfg = config
+    set_data_settings_(model, spec["pretrained_cfg"])
     return model
+
+
+def set_data_settings_(model: Any, settings: Mapping[str, Any]) -> None:
+    """Give a model back what timm needs to make its transform."""
+    config = {name: tuple(value) if isinstance(value, list) else value for name, value in settings.items()}
+    model.pretrained_cfg = model.default_cfg = config
 
 
 def _kwargs(model: Any) -> dict[str, Any]:
@@ -94,7 +99,7 @@ def _kwargs(model: Any) -> dict[str, Any]:
     }
 
 
-def _config(model: nn.Module) -> dict[str, Any]:
+def data_settings(model: nn.Module) -> dict[str, Any]:
     """What timm needs to make the model's own transform again."""
     config: Any = getattr(model, "pretrained_cfg", None) or {}
     if not isinstance(config, dict):

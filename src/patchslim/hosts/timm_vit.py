@@ -127,7 +127,7 @@ def _info(model: Any) -> HostInfo:
         channels=model.in_chans,
         classes=model.num_classes,
         parameters=sum(parameter.numel() for parameter in model.parameters()),
-        blocks=tuple(_block_shape(block) for block in model.blocks),
+        blocks=tuple(block_shape(block) for block in model.blocks),
         embed_macs=embed.num_patches * embed.proj.weight.numel(),
         head_macs=head_macs,
         head_macs_per_token=head_macs_per_token,
@@ -150,26 +150,27 @@ def _readout(model: Any) -> Readout:
     return "class" if model.global_pool == "token" else "mean"
 
 
-def _linear_macs(module: nn.Module) -> int:
+def linear_macs(module: nn.Module) -> int:
     """Multiply-accumulates per token: the weights of its linear layers."""
     return sum(part.weight.numel() for part in module.modules() if isinstance(part, nn.Linear))
 
 
-def _block_shape(block: Any) -> BlockShape:
+def block_shape(block: Any) -> BlockShape:
+    """Widths of a timm `Block`."""
     return BlockShape(
         width=block.attn.qkv.in_features,
         attention_width=block.attn.attn_dim,
-        mlp_macs=_linear_macs(block.mlp),
+        mlp_macs=linear_macs(block.mlp),
     )
 
 
 def _head_macs(model: Any) -> tuple[int, int]:
     """(fixed, per token read) of pooling and classifier."""
     heads = [model.head, getattr(model, "head_dist", nn.Identity())]
-    fixed = sum(_linear_macs(head) for head in heads)
+    fixed = sum(linear_macs(head) for head in heads)
     pool = model.attn_pool
     if pool is None:
         return fixed, 0
-    per_latent = sum(_linear_macs(part) for part in (pool.q, pool.proj, pool.mlp) if part is not None)
+    per_latent = sum(linear_macs(part) for part in (pool.q, pool.proj, pool.mlp) if part is not None)
     width = pool.num_heads * pool.head_dim
-    return fixed + pool.latent_len * per_latent, _linear_macs(pool.kv) + 2 * pool.latent_len * width
+    return fixed + pool.latent_len * per_latent, linear_macs(pool.kv) + 2 * pool.latent_len * width

@@ -1,4 +1,4 @@
-"""Weights from safetensors files, checked before they touch a model. Nothing is ever unpickled."""
+"""Weights from safetensors files, checked before they touch a model. Nothing is unpickled here."""
 
 from __future__ import annotations
 
@@ -19,20 +19,28 @@ PICKLE_STARTS = (b"PK\x03\x04", b"\x80")  # torch.save's zip, and a bare pickle
 
 def read_weights(path: Path) -> dict[str, Tensor]:
     """The tensors of a safetensors file; CheckpointError when it is something else."""
+    if is_pickle(path):
+        raise CheckpointError(
+            f"{path} is a pickle, which can run code when it is read; convert it with "
+            "safetensors.torch.save_file(state_dict, 'model.safetensors') and give that file."
+        )
+    try:
+        return load_file(path)
+    except (OSError, SafetensorError, ValueError) as error:
+        raise CheckpointError(f"{path} is not a readable safetensors file: {error}.") from None
+
+
+def is_pickle(path: Path) -> bool:
+    """Whether a file begins as what torch.save writes does; CheckpointError when there is none."""
     try:
         with path.open("rb") as file:
             start = file.read(9)
-        # A safetensors file starts with the length of its header, which may be any bytes, and then the header, JSON.
-        if start.startswith(PICKLE_STARTS) and start[8:] != b"{":
-            raise CheckpointError(
-                f"{path} is a pickle, which can run code when it is read; convert it with "
-                "safetensors.torch.save_file(state_dict, 'model.safetensors') and give that file."
-            )
-        return load_file(path)
     except FileNotFoundError:
         raise CheckpointError(f"There is no checkpoint at {path}.") from None
-    except (OSError, SafetensorError, ValueError) as error:
-        raise CheckpointError(f"{path} is not a readable safetensors file: {error}.") from None
+    except OSError as error:
+        raise CheckpointError(f"{path} can't be read: {error.strerror or error}.") from None
+    # A safetensors file starts with the length of its header, which may be any bytes, and then the header, JSON.
+    return start.startswith(PICKLE_STARTS) and start[8:] != b"{"
 
 
 def write_weights(path: Path, weights: Mapping[str, Tensor]) -> None:
@@ -44,24 +52,31 @@ def write_weights(path: Path, weights: Mapping[str, Tensor]) -> None:
 
 def check_weights(model: nn.Module, weights: Mapping[str, Tensor], source: str, partial: bool = False) -> None:
     """Raise CheckpointError unless names and shapes are the model's and every number is finite."""
+    wrong = misfit(model, weights, partial)
+    if wrong is not None:
+        raise CheckpointError(
+            f"{source} does not fit {type(model).__name__}: {wrong}; is it for another model or image size?"
+        )
+    own = model.state_dict()
+    for name, tensor in weights.items():
+        if own[name].is_floating_point() != tensor.is_floating_point():
+            raise CheckpointError(f"{source} has {tensor.dtype} numbers in {name}; weights are floating-point numbers.")
+        if tensor.is_floating_point() and not bool(torch.isfinite(tensor.float()).all()):
+            raise CheckpointError(f"{source} has NaN or infinite numbers in {name}; it can't be used.")
+
+
+def misfit(model: nn.Module, weights: Mapping[str, Tensor], partial: bool = False) -> str | None:
+    """What keeps weights from fitting a model by name and shape, in words; None when nothing does."""
     own = model.state_dict()
     missing = [] if partial else [name for name in own if name not in weights]
     unknown = [name for name in weights if name not in own]
     if missing or unknown:
         kind, names = ("lacks", missing) if missing else ("has unknown", unknown)
-        raise CheckpointError(
-            f"{source} does not fit {type(model).__name__}: it {kind} {_few(names)}; is it for another model?"
-        )
+        return f"it {kind} {_few(names)}"
     for name, tensor in weights.items():
         if tensor.shape != own[name].shape:
-            raise CheckpointError(
-                f"{source} does not fit: {name} has shape {tuple(tensor.shape)} where the model has "
-                f"{tuple(own[name].shape)}; is it for another model or image size?"
-            )
-        if own[name].is_floating_point() != tensor.is_floating_point():
-            raise CheckpointError(f"{source} has {tensor.dtype} numbers in {name}; weights are floating-point numbers.")
-        if tensor.is_floating_point() and not bool(torch.isfinite(tensor.float()).all()):
-            raise CheckpointError(f"{source} has NaN or infinite numbers in {name}; it can't be used.")
+            return f"{name} has shape {tuple(tensor.shape)} where the model has {tuple(own[name].shape)}"
+    return None
 
 
 def _few(names: list[str]) -> str:
@@ -92,5 +107,5 @@ def tensors_fingerprint(tensors: Mapping[str, Tensor]) -> str:
     digest = hashlib.sha256()
     for name, tensor in tensors.items():
         digest.update(name.encode())
-        digest.update(tensor.detach().cpu().contiguous().view(torch.uint8).numpy().data)
+        digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
     return digest.hexdigest()[:16]

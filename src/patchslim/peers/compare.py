@@ -20,7 +20,6 @@ from patchslim.hosts import open_host
 from patchslim.hosts.weights import weights_fingerprint
 from patchslim.macs import host_macs
 from patchslim.measure import device_name
-from patchslim.measure.memory import out_of_memory
 from patchslim.measure.ranks import ranks_of
 from patchslim.peers.hits import to_hex
 from patchslim.peers.method import Cell, Job, Method, PeerConfig, Unreachable
@@ -30,6 +29,7 @@ from patchslim.peers.store import RESULT, Row, Store
 from patchslim.peers.table import with_intervals
 from patchslim.recover import RecoverConfig, recover
 from patchslim.search.topdown import Listener
+from patchslim.timing.memory import out_of_memory
 
 BASE = "base"
 # What a method may fail with on one model or ratio; the rest of the table goes on.

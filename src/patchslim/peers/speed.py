@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from patchslim.hosts import HostInfo
-from patchslim.measure.latency import in_turns
-from patchslim.measure.modes import modes_for, prepare
-from patchslim.measure.running import DTYPES, in_dtype
+from patchslim.timing.latency import in_turns
+from patchslim.timing.modes import modes_for, prepare
+from patchslim.timing.running import DTYPES, in_dtype
 
 
 @dataclass(frozen=True)

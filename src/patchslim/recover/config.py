@@ -12,6 +12,8 @@ from patchslim.errors import RecoverError
 
 Amp = Literal["auto", "bf16", "off"]
 
+USUAL_STEPS, MOST_EPOCHS = 5_000, 100  # of distillation, unless said otherwise
+
 
 @dataclass(frozen=True)
 class RecoverConfig:
@@ -21,7 +23,7 @@ class RecoverConfig:
     original network; the DeiT recipe with labels.
     """
 
-    epochs: int = 30  # of distillation
+    epochs: int | None = None  # of distillation; None: as many as make 5,000 steps, at most 100
     block_epochs: int = 1  # of block-wise reconstruction
     supervised_epochs: int = 0
     learning_rate: float = 3e-5  # of distillation and supervised training, at its peak
@@ -33,7 +35,7 @@ class RecoverConfig:
     block_batch_size: int = 64
     block_images: int = 512  # at most so many are used block by block: each block goes through them anew
     held_out: float = 0.1  # share of the images that decides when to stop; at most 512 images
-    patience: int = 8  # epochs without a better loss on held-out images
+    patience: int = 20  # epochs without a better loss on held-out images
     clip: float = 1.0  # bound on the gradient's norm
     temperature: float = 1.0  # of the distilled probabilities
     feature_weight: float = 1.0  # of the relative error of what the head reads
@@ -46,18 +48,21 @@ class RecoverConfig:
     rand_augment: str = "rand-m9-mstd0.5-inc1"  # timm's words; empty for none
     erase: float = 0.25  # random erasing
     distill_weight: float = 0.0  # of the distillation loss beside the labels
+    token_weight: float = 0.5  # of token labels, where the network has a head on its patches (LV-ViT)
     ema: float = 0.999  # decay of the moving average of weights, warmed up; 0 for none
     crop_scale: float = 0.35  # smallest share of the picture that a training view shows
     amp: Amp = "auto"  # bf16 on a GPU
     cache_gib: float = 4.0  # bound on features cached block by block; past it they are computed again
+    pictures_gib: float = 4.0  # bound on pictures kept decoded; past it they are decoded anew in every epoch
     seed: int = 0
 
     def __post_init__(self) -> None:
         if self.amp not in get_args(Amp):
             raise RecoverError(f"There is no amp {self.amp!r}; choose one of {', '.join(get_args(Amp))}.")
         for name, low in _LEAST.items():
-            if not low <= getattr(self, name) < math.inf:
-                raise RecoverError(f"{name} has to be a number from {low} on, not {getattr(self, name)}.")
+            value = getattr(self, name)
+            if value is not None and not low <= value < math.inf:
+                raise RecoverError(f"{name} has to be a number from {low} on, not {value}.")
         for name in ("learning_rate", "block_learning_rate", "vector_factor", "temperature", "clip"):
             if not 0 < getattr(self, name) < math.inf:
                 raise RecoverError(f"{name} has to be a number above 0, not {getattr(self, name)}.")
@@ -67,8 +72,15 @@ class RecoverConfig:
         for name in ("crop_scale", "layer_decay"):
             if not 0 < getattr(self, name) <= 1:
                 raise RecoverError(f"{name} has to be above 0 and at most 1, not {getattr(self, name)}.")
-        if not (self.epochs or self.block_epochs or self.supervised_epochs):
+        if not (self.epochs is None or self.epochs or self.block_epochs or self.supervised_epochs):
             raise RecoverError("With 0 epochs of everything there is nothing to do; give some.")
+
+    def epochs_over(self, images: int) -> int:
+        """Epochs of distillation over so many training images."""
+        if self.epochs is not None:
+            return self.epochs
+        steps = max(1, images // self.batch_size)
+        return min(MOST_EPOCHS, math.ceil(USUAL_STEPS / steps))
 
     def autocast(self, device: torch.device) -> torch.autocast:
         """Where the forward passes run: in bf16 on a GPU, unless said otherwise."""
@@ -92,8 +104,10 @@ _LEAST: dict[str, float] = {
     "feature_weight": 0,
     "patch_weight": 0,
     "distill_weight": 0,
+    "token_weight": 0,
     "mixup": 0,
     "cutmix": 0,
     "cache_gib": 0,
+    "pictures_gib": 0,
     "seed": 0,
 }

@@ -22,7 +22,7 @@ class Distillation:
 
     def __init__(self, teacher: Host, plan: SlimPlan | None, config: RecoverConfig, device: torch.device) -> None:
         """Without a plan nobody knows what a patch token stands for, so patches are not compared."""
-        self.teacher, self.config = teacher, config
+        self.teacher, self.plan, self.config = teacher, plan, config
         self.rows = None if plan is None else Rows(plan, device)
         self.layer = _deepest(plan) if plan is not None and config.patch_weight else None
 

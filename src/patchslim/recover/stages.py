@@ -9,7 +9,6 @@ from typing import Any, Generic, NamedTuple, TypeVar
 from torch import Tensor, nn
 
 from patchslim.data import TrainingSource
-from patchslim.data.transform import Transform
 from patchslim.hosts import Host
 from patchslim.hosts.weights import check_weights, weights_fingerprint
 from patchslim.recover.blockwise import STAGE, Blockwise
@@ -23,7 +22,7 @@ from patchslim.recover.outputs import open_student
 from patchslim.recover.parts import Parts, labelled_part, split
 from patchslim.recover.supervised import Supervised, set_drop_path_
 from patchslim.recover.train import Objective, Training
-from patchslim.recover.views import view_transform
+from patchslim.recover.views import Views, views_for
 from patchslim.search.topdown import Listener
 from patchslim.slim.model import keeps_alike, plan_of
 
@@ -82,15 +81,17 @@ class Recovery(Generic[Made]):
 
     def _stages(self) -> list[str]:
         config = self.config
-        epochs = {STAGE: config.block_epochs, "distillation": config.epochs, "supervised": config.supervised_epochs}
+        distilled = config.epochs_over(len(self.parts.training))
+        epochs = {STAGE: config.block_epochs, "distillation": distilled, "supervised": config.supervised_epochs}
         return [name for name, count in epochs.items() if count]
 
     def _run_stage(self, progress: Progress) -> dict[str, Any]:
         if progress.stage == STAGE:
             return self._blocks(progress)
         if progress.stage == "distillation":
-            transform = view_transform(self.student, self.source, self.config)
-            return self._train(progress, self.distillation, self.parts, transform, self.config.epochs)
+            views = views_for(self.student, self.source, self.config)
+            epochs = self.config.epochs_over(len(self.parts.training))
+            return self._train(progress, self.distillation, self.parts, views, epochs)
         return self._supervised(progress)
 
     def _blocks(self, progress: Progress) -> dict[str, Any]:
@@ -120,13 +121,13 @@ class Recovery(Generic[Made]):
         if keeps_alike(self.slim):  # packed batches have no images to drop a path of
             set_drop_path_(blocks, config.drop_path)
         objective = Supervised(self.teacher.info.classes, config, self.distillation)
-        transform = view_transform(self.student, self.source, config, strong=True)
-        return self._train(progress, objective, self.labelled, transform, config.supervised_epochs)
+        views = views_for(self.student, self.source, config, strong=True)
+        return self._train(progress, objective, self.labelled, views, config.supervised_epochs)
 
     def _train(
-        self, progress: Progress, objective: Objective, parts: Parts, transform: Transform, epochs: int
+        self, progress: Progress, objective: Objective, parts: Parts, views: Views, epochs: int
     ) -> dict[str, Any]:
-        training = Training(self.student, objective, parts, transform, self.config, epochs, self.listen)
+        training = Training(self.student, objective, parts, views, self.config, epochs, self.listen)
         if progress.numbers is not None:
             try:
                 training.course.restore_(progress.numbers, progress.tensors)

@@ -15,6 +15,7 @@ from patchslim.hosts import Host
 from patchslim.recover.config import RecoverConfig
 from patchslim.recover.distill import Distillation
 from patchslim.recover.outputs import outputs
+from patchslim.recover.token_labels import TokenLabels, has_token_labels
 
 
 class Supervised:
@@ -29,18 +30,29 @@ class Supervised:
         if config.mixup or config.cutmix:
             self.mixup = Mixup(config.mixup, config.cutmix, label_smoothing=config.smoothing, num_classes=classes)
         self.soft: Any = SoftTargetCrossEntropy()
+        teacher, plan, rows = distillation.teacher, distillation.plan, distillation.rows
+        self.tokens: TokenLabels | None = None
+        if config.token_weight and plan is not None and rows is not None and has_token_labels(teacher, plan):
+            self.tokens = TokenLabels(teacher, plan, rows)
 
     def loss(self, student: Host, images: Tensor, labels: Tensor) -> Tensor:
         """The mean loss of a batch: (B, C, H, W), (B,) → ()."""
         even = len(images) // 2 * 2  # images are mixed in pairs
         if self.mixup is None or not even:
-            loss = F.cross_entropy(
-                outputs(student, images).logits.float(), labels, label_smoothing=self.config.smoothing
-            )
+            logits, beside = self._answers(student, images)
+            loss = F.cross_entropy(logits.float(), labels, label_smoothing=self.config.smoothing)
         else:
             images, targets = self.mixup(images[:even], labels[:even])
-            loss = self.soft(outputs(student, images).logits.float(), targets)
-        return loss + self._distilled(student, images, labels)
+            logits, beside = self._answers(student, images)
+            loss = self.soft(logits.float(), targets)
+        return loss + beside + self._distilled(student, images, labels)
+
+    def _answers(self, student: Host, images: Tensor) -> tuple[Tensor, Tensor | float]:
+        """Logits (B, classes), and the loss of token labels ()."""
+        if self.tokens is None:
+            return outputs(student, images).logits, 0.0
+        logits, loss = self.tokens.answers(student, images)
+        return logits, self.config.token_weight * loss
 
     def held_out_loss(self, student: Host, images: Tensor, labels: Tensor) -> Tensor:
         """Plain cross entropy of unmixed images: (B, C, H, W), (B,) → ()."""

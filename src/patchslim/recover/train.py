@@ -12,7 +12,6 @@ import torch
 from timm.layers import DropPath
 from torch import Tensor, nn
 
-from patchslim.data.transform import Transform
 from patchslim.data.views import Order, mix, seeded
 from patchslim.errors import PatchslimWarning
 from patchslim.hosts import Host
@@ -21,6 +20,7 @@ from patchslim.recover.course import Course
 from patchslim.recover.graphed import Graphed
 from patchslim.recover.groups import choose_learning_
 from patchslim.recover.parts import Parts
+from patchslim.recover.views import Views
 from patchslim.search.topdown import Listener
 from patchslim.slim.model import keeps_alike
 
@@ -48,13 +48,13 @@ class Training:
         student: Host,
         objective: Objective,
         parts: Parts,
-        transform: Transform,
+        views: Views,
         config: RecoverConfig,
         epochs: int,
         listen: Listener,
     ) -> None:
         self.student, self.objective, self.parts, self.config = student, objective, parts, config
-        self.transform, self.epochs, self.listen = transform, epochs, listen
+        self.views, self.epochs, self.listen = views, epochs, listen
         self.device = next(student.model.parameters()).device
         self.stage = sum(objective.name.encode())  # stages draw different random numbers
         self.order = self._order(0)
@@ -73,7 +73,7 @@ class Training:
         course, stopped = self.course, "finished"
         if course.best_loss == math.inf:
             course.best_loss = course.start_loss = self.held_out_loss(self.student)
-        batches = self.parts.training.views(self.transform, self._order(course.epoch))
+        batches = self.views.batches(self.parts.training, self._order(course.epoch), self.device)
         while course.epoch < self.epochs:
             if course.since >= self.config.patience:
                 stopped = "patience"

@@ -9,6 +9,7 @@ from typing import Any
 from torch import nn
 
 from patchslim.errors import CheckpointError, RunError
+from patchslim.hosts.checkpoint import put_checkpoint_, read_checkpoint
 from patchslim.hosts.weights import load_weights_, weights_fingerprint
 from patchslim.plan import SlimPlan
 from patchslim.slim import load_host
@@ -27,10 +28,13 @@ def load_teacher(run: Path, given: Path | None = None) -> nn.Module:
         if not _untouched(run, host, config):
             raise RunError(
                 f"{run} has tuned weights only, and recovery learns from the original network; "
-                "give its weights as a safetensors file with --teacher."
+                "give its weights as a file with --teacher."
             )
         return host
-    load_weights_(host, path)
+    if given is None:
+        load_weights_(host, path)
+    else:
+        put_checkpoint_(host, read_checkpoint(path), str(path))
     wanted = config.get("weights")
     if wanted is not None and weights_fingerprint(host) != wanted:
         raise CheckpointError(f"{path} does not hold the weights that {run} was made from; give those with --teacher.")

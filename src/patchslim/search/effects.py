@@ -16,6 +16,7 @@ from patchslim.search.network import sort_tokens
 MAP_BYTES = 2**31  # for the attention maps that a backward pass needs
 SCORE_PROBES = 16  # random directions per image where the score is of each image, and nothing averages
 TINY = 1e-30
+LEAST = 1e-8  # of a share: where the head takes a maximum, some patches have none at all
 
 
 class Effects:
@@ -47,7 +48,7 @@ class Effects:
         for jacobian, _ in self.batches(everything, SCORE_PROBES, 0):
             effect = removal_effect(jacobian).clamp_min(TINY)
             scores = torch.zeros(len(effect), info.depth, info.patches)
-            scores[:, : self.blocks] = (effect / effect.sum(dim=2, keepdim=True)).clamp_min(TINY).log().cpu()
+            scores[:, : self.blocks] = (effect / effect.sum(dim=2, keepdim=True)).clamp_min(LEAST).log().cpu()
             found.append(scores)
         return torch.cat(found)
 

@@ -34,11 +34,11 @@ def likeness(host: Host, features: Features) -> Likeness:
             incoming = host.math.read(block, x)
             keys = unit_keys(as_fp32(incoming.k), info.prefix_tokens)
             similarity[layer - 1] += torch.einsum("bid,bjd->ij", keys, keys).double().cpu()
-            if not info.reads_patches:
+            if info.reads_class:
                 attention = host.math.class_attention(block, incoming, None)[:, info.prefix_tokens :]
                 importance[layer - 1] += (attention * info.patches).sum(dim=0).double().cpu()
     count = features.count
-    weights = None if info.reads_patches else (importance / count).float()
+    weights = (importance / count).float() if info.reads_class else None
     return Likeness((similarity / count).float(), weights)
 
 

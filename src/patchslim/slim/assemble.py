@@ -43,6 +43,11 @@ def apply(model: nn.Module, plan: SlimPlan, tuned: Mapping[str, Tensor] | None =
     own = {name: tensor for name, tensor in (tuned or {}).items() if not is_predictor_key(name)}
     if own:
         load_part_(host.model, own)
+    return assembled_(host, plan, predictors)
+
+
+def assembled_(host: Host, plan: SlimPlan, predictors: Mapping[int, nn.Module]) -> SlimModel:
+    """The host's own model made slim, with a G for every block of a plan that predicts."""
     spec = _spec_or_none(host)
     info = host.info
     slim: Any = host.slimmed_(slim_blocks(host, plan, predictors))
@@ -117,7 +122,7 @@ def _choosers(host: Host, plan: SlimPlan) -> list[Reduce | None]:
     info, above = host.info, host.info.patches
     reducers: list[Reduce | None] = []
     for layer, count in enumerate(plan.counts, start=1):
-        prefix, ways = info.prefix_tokens, (plan.merges(layer), not info.reads_patches)
+        prefix, ways = info.prefix_tokens, (plan.merges(layer), info.reads_class)
         if count == above:
             reducers.append(None)
         elif count == 0:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import torch
 from torch import Tensor, nn
 
 from patchslim.errors import PlanError
@@ -54,10 +55,19 @@ class SlimBlock(BlockOf):
     def forward(self, x: Tensor) -> Tensor:
         """(B, n_in, d) → (B, keep, d), or (B, n_in, d) when removed patches are carried along."""
         self.check_tokens(x)
-        if self.order is not None:
-            x = x.index_select(1, self.order)
+        if self.tokens is not None:
+            x = self._enter(x)
         x = self.math.run(self, x, self.keep, self.carry)
         return x if self.restore is None else x.index_select(1, self.restore)
+
+    def _enter(self, x: Tensor) -> Tensor:
+        """Sorted tokens: (B, n_in, d) → the same; for inference on a GPU they lie in memory as (n_in, B, d), so that
+        every later block's slice is one piece. Stochastic depth, in training, would take that axis for the images."""
+        if x.is_cuda and not torch.is_grad_enabled():
+            x = x.transpose(0, 1)
+            x = x.contiguous() if self.order is None else x.index_select(0, self.order)
+            return x.transpose(0, 1)
+        return x if self.order is None else x.index_select(1, self.order)
 
     def extra_repr(self) -> str:
         """Shown by print(model)."""

@@ -121,7 +121,7 @@ class _OneImage:
         block = self.host.blocks[layer - 1]
         incoming = self.host.math.read(block, x[:, [*range(prefix), *(prefix + patch for patch in alive)]])
         keys = unit_keys(incoming.k, prefix)[0]
-        weight, weighed = list(sizes.values()), not self.host.info.reads_patches
+        weight, weighed = list(sizes.values()), self.host.info.reads_class
         if weighed:
             every = torch.tensor([[1.0] * prefix + weight]).to(x)
             weight = (self.host.math.class_attention(block, incoming, every)[0, prefix:] * len(alive)).tolist()

@@ -12,10 +12,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from patchslim.hosts.fast import KERNELS, kernels_for
 from patchslim.slim.tokens import Tokens, pick, take
+
+if KERNELS:
+    from patchslim.slim import kernels
 
 IMPORTANCE = 0.2  # how much a patch that the class token attends to resists being merged away; docs/decisions.md
 TINY = 1e-6
+MOST_PATCHES = 256  # whose pairs one program can hold
 
 
 class Match(NamedTuple):
@@ -67,6 +72,34 @@ def _joined(rank: Tensor, nearest: Tensor, r: int, hosts: int) -> Match:
     gone, stay = rank[:, :r], rank[:, r:]
     odd = torch.arange(1, 2 * hosts, 2, device=rank.device).expand(batch, -1)
     return Match(torch.cat([2 * stay, odd], dim=1), 2 * gone, nearest.gather(1, gone) + movers - r, movers - r)
+
+
+def join(
+    tokens: Tokens, k: Tensor, n: int, prefix: int, importance: Tensor | None, log_weight: Tensor | None = None
+) -> Tokens:
+    """Pair patches by keys k (B, H, p + t, d_h) and merge until `n` are left: by `match`, or with log_weight (B, t) by
+    `match_by_cost`. importance (B, t) as there, and how much each counts in an average."""
+    tracked = tokens.place is not None or tokens.source is not None
+    if kernels_for(k) and not tracked and k.shape[2] - prefix <= MOST_PATCHES:
+        return _join_fast(tokens, k, n, prefix, importance, log_weight)
+    keys = unit_keys(k, prefix)
+    found = match(keys, n, importance) if log_weight is None else match_by_cost(keys, n, log_weight)
+    return merge(tokens, found, prefix, importance)
+
+
+def _join_fast(
+    tokens: Tokens, k: Tensor, n: int, prefix: int, importance: Tensor | None, log_weight: Tensor | None
+) -> Tokens:
+    """The same in two kernels."""
+    size = tokens.size
+    if size is None:
+        size = torch.ones(1, k.shape[2], device=k.device)
+    offset = log_weight
+    if offset is None:
+        offset = size.new_zeros(k.shape[0], k.shape[2] - prefix) if importance is None else IMPORTANCE * importance
+    place = kernels.pair(k, offset.float(), prefix, n, log_weight is not None)
+    weight = size[:, prefix:] if importance is None else importance
+    return Tokens(*kernels.merge_rows(tokens.x, size, weight, place, n))
 
 
 def merge(tokens: Tokens, found: Match, prefix: int, weight: Tensor | None = None) -> Tokens:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from patchslim.hosts.base import Incoming
-from patchslim.slim.merge import TINY, match, match_by_cost, merge, unit_keys
+from patchslim.slim.merge import TINY, join, match, unit_keys
 from patchslim.slim.predictor import as_fp32
 from patchslim.slim.tokens import Tokens, first, pick
 
@@ -77,8 +77,7 @@ class Predicted(PerImage):
         if not self.merges:
             return pick(tokens, score.argsort(dim=1, descending=True)[:, : self.n], self.prefix)
         importance = self.importance(tokens, incoming, block)
-        found = match_by_cost(unit_keys(incoming.k, self.prefix), self.n, weigh(score, importance))
-        return merge(tokens, found, self.prefix, importance)
+        return join(tokens, incoming.k, self.n, self.prefix, importance, weigh(score, importance))
 
 
 def weigh(score: Tensor, importance: Tensor | None) -> Tensor:
@@ -96,7 +95,6 @@ class Matched(PerImage):
     def forward(self, tokens: Tokens, incoming: Incoming, block: Any) -> Tokens:
         """Pairs by similarity, where patches that matter to the class token resist."""
         importance = self.importance(tokens, incoming, block)
-        found = match(unit_keys(incoming.k, self.prefix), self.n, importance)
-        if not self.merges:
-            return pick(tokens, found.keep, self.prefix)
-        return merge(tokens, found, self.prefix, importance)
+        if self.merges:
+            return join(tokens, incoming.k, self.n, self.prefix, importance)
+        return pick(tokens, match(unit_keys(incoming.k, self.prefix), self.n, importance).keep, self.prefix)

@@ -1,0 +1,22 @@
+"""Whether custom kernels can take over from plain tensor operations."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+
+import torch
+from torch import Tensor
+
+KERNELS = torch.cuda.is_available() and find_spec("triton") is not None
+
+WIDEST_HEAD = 128  # channels of a head that fit where kernels keep them
+MOST_KEYS = 1024  # tokens that one program looks at
+
+
+def kernels_for(k: Tensor) -> bool:
+    """Whether kernels are there and can read keys (B, H, n_in, d_h): on a GPU, for inference, not to be exported."""
+    # torch.compile of 2.11 answers for is_exporting whenever it traces; torch.export traces without it.
+    exported = not torch.compiler.is_dynamo_compiling() and torch.compiler.is_exporting()
+    if not KERNELS or not k.is_cuda or torch.is_grad_enabled() or exported:
+        return False
+    return k.shape[3] <= WIDEST_HEAD and k.shape[2] <= MOST_KEYS and k.stride(3) == 1

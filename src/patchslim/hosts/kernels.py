@@ -1,0 +1,136 @@
+"""Triton kernels for attention that knows sizes: on a GPU, libraries' fused kernels take no bias without a detour.
+
+Both have a plain counterpart (`attention.sized`, `BlockMath.class_attention`) that says what they compute and takes
+over elsewhere: on a CPU, in training, in an export.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from torch.library import custom_op
+
+LOG2E = tl.constexpr(1.4426950408889634)
+
+
+@triton.jit
+def _attend(
+    q, k, v, size, out,
+    q_b, q_h, q_n, k_b, k_h, k_n, v_b, v_h, v_n, size_b, out_b, out_h, out_n,
+    heads, n, n_in, scale,
+    WIDTH: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr, CHANNELS: tl.constexpr, EXACT: tl.constexpr,
+):  # fmt: skip
+    """Some queries of one head of one image, over all its keys: softmax with running maximum."""
+    image, head = (tl.program_id(1) // heads).to(tl.int64), tl.program_id(1) % heads
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    key, channel = tl.arange(0, KEYS), tl.arange(0, CHANNELS)
+    inside = (row < n)[:, None] & (channel < WIDTH)[None, :]
+    own = tl.load(q + image * q_b + head * q_h + row[:, None] * q_n + channel[None, :], mask=inside, other=0.0)
+    k += image * k_b + head * k_h
+    v += image * v_b + head * v_h
+    size += image * size_b
+    most = tl.full([ROWS], float("-inf"), tl.float32)
+    total = tl.zeros([ROWS], tl.float32)
+    mixed = tl.zeros([ROWS, CHANNELS], tl.float32)
+    for begin in range(0, n_in, KEYS):
+        at = begin + key
+        known = (at < n_in)[:, None] & (channel < WIDTH)[None, :]
+        keys = tl.load(k + at[:, None] * k_n + channel[None, :], mask=known, other=0.0)
+        count = tl.load(size + at, mask=at < n_in, other=1.0).to(tl.float32)
+        logits = tl.dot(own, tl.trans(keys), input_precision=EXACT) * (scale * LOG2E) + tl.log2(count)[None, :]
+        logits = tl.where((at < n_in)[None, :], logits, float("-inf"))
+        higher = tl.maximum(most, tl.max(logits, axis=1))
+        weight = tl.exp2(logits - higher[:, None])
+        fade = tl.exp2(most - higher)
+        values = tl.load(v + at[:, None] * v_n + channel[None, :], mask=known, other=0.0)
+        mixed = mixed * fade[:, None] + tl.dot(weight.to(values.dtype), values, input_precision=EXACT)
+        total = total * fade + tl.sum(weight, axis=1)
+        most = higher
+    mixed = mixed / total[:, None]
+    place = out + image * out_b + head * out_h + row[:, None] * out_n + channel[None, :]
+    tl.store(place, mixed.to(out.dtype.element_ty), mask=inside)
+
+
+@custom_op("patchslim::attend_sized", mutates_args=())
+def attend_sized(q: Tensor, k: Tensor, v: Tensor, size: Tensor, scale: float) -> Tensor:
+    """softmax(scale · q kᵀ + log size) v: (B, H, n, d_h), twice (B, H, n_in, d_h), (B or 1, n_in) → (B, H, n, d_h).
+
+    Any strides but the last; the result lies in memory as (B, n, H, d_h), which is what the projection reads.
+    """
+    batch, heads, n, width = q.shape
+    n_in, size = k.shape[2], dense(size)
+    q, k, v = dense(q), dense(k), dense(v)
+    out = _attended(q, k, v, size, scale)
+    rows, keys = 64, 64
+    _attend[(triton.cdiv(n, rows), batch * heads)](
+        q, k, v, size, out,
+        *q.stride()[:3], *k.stride()[:3], *v.stride()[:3], size.stride(0) if size.shape[0] > 1 else 0,
+        *out.stride()[:3], heads, n, n_in, scale,
+        WIDTH=width, ROWS=rows, KEYS=keys, CHANNELS=max(16, triton.next_power_of_2(width)), EXACT=exact(q.dtype),
+        num_warps=4, num_stages=2,
+    )  # fmt: skip
+    return out
+
+
+def _attended(q: Tensor, k: Tensor, v: Tensor, size: Tensor, scale: float) -> Tensor:
+    """Room for the result."""
+    return q.new_empty(q.shape[0], q.shape[2], q.shape[1], q.shape[3]).transpose(1, 2)
+
+
+@triton.jit
+def _class_rows(
+    q, k, size, out,
+    q_b, q_h, k_b, k_h, k_n, size_b, out_b, heads, n_in, scale,
+    WIDTH: tl.constexpr, KEYS: tl.constexpr, CHANNELS: tl.constexpr,
+):  # fmt: skip
+    """One image: the softmax row of one query per head, averaged over heads."""
+    image = tl.program_id(0).to(tl.int64)
+    key, channel = tl.arange(0, KEYS), tl.arange(0, CHANNELS)
+    known = (key < n_in)[:, None] & (channel < WIDTH)[None, :]
+    count = tl.load(size + image * size_b + key, mask=key < n_in, other=1.0).to(tl.float32)
+    mean = tl.zeros([KEYS], tl.float32)
+    for head in range(heads):
+        own = tl.load(q + image * q_b + head * q_h + channel, mask=channel < WIDTH, other=0.0).to(tl.float32)
+        keys = tl.load(k + image * k_b + head * k_h + key[:, None] * k_n + channel[None, :], mask=known, other=0.0)
+        logits = tl.sum(keys.to(tl.float32) * own[None, :], axis=1) * scale + tl.log(count)
+        logits = tl.where(key < n_in, logits, float("-inf"))
+        weight = tl.exp(logits - tl.max(logits, axis=0))
+        mean += weight / tl.sum(weight, axis=0)
+    tl.store(out + image * out_b + key, mean / heads, mask=key < n_in)
+
+
+@custom_op("patchslim::class_rows", mutates_args=())
+def class_rows(q: Tensor, k: Tensor, size: Tensor, scale: float) -> Tensor:
+    """One query's attention to all keys, averaged over heads: (B, H, 1, d_h), (B, H, n_in, d_h), (B or 1, n_in) →
+    (B, n_in) in fp32."""
+    batch, heads, n_in, width = k.shape
+    q, k, size = dense(q), dense(k), dense(size)
+    out = _rows(q, k, size, scale)
+    _class_rows[(batch,)](
+        q, k, size, out,
+        q.stride(0), q.stride(1), *k.stride()[:3], size.stride(0) if size.shape[0] > 1 else 0, n_in,
+        heads, n_in, scale,
+        WIDTH=width, KEYS=triton.next_power_of_2(n_in), CHANNELS=triton.next_power_of_2(width), num_warps=8,
+    )  # fmt: skip
+    return out
+
+
+def _rows(q: Tensor, k: Tensor, size: Tensor, scale: float) -> Tensor:
+    """Room for the result."""
+    return q.new_empty(k.shape[0], k.shape[2], dtype=torch.float32)
+
+
+def dense(x: Tensor) -> Tensor:
+    """The tensor with its last axis in one piece, as kernels read it."""
+    return x if x.stride(-1) == 1 else x.contiguous()
+
+
+def exact(dtype: torch.dtype) -> str:
+    """How products of a dtype are taken: fp32 is not rounded to TF32."""
+    return "ieee" if dtype == torch.float32 else "tf32"
+
+
+attend_sized.register_fake(_attended)
+class_rows.register_fake(_rows)

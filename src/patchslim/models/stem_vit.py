@@ -1,0 +1,162 @@
+"""What T2T-ViT and LV-ViT have in common: a stem that makes the patches, then a plain pre-norm ViT of timm's blocks."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import torch
+from timm.layers import trunc_normal_
+from timm.models import checkpoint_seq
+from timm.models.vision_transformer import Block
+from torch import Tensor, nn
+
+from patchslim.errors import DataError, UnsupportedModel
+
+
+class Stem(Protocol):
+    """What makes patches from an image."""
+
+    img_size: tuple[int, int]
+    patch_size: tuple[int, int]
+    grid_size: tuple[int, int]
+    num_patches: int
+
+    def macs(self) -> int:
+        """Multiply-accumulates per image."""
+
+    def __call__(self, images: Tensor) -> Tensor:
+        """(B, C, H, W) → (B, N, d), patches row by row."""
+
+
+class StemViT(nn.Module):
+    """Stem, class token, positions, blocks, norm, linear head. Subclasses add `pos_embed` (1, 1 + N, d)."""
+
+    stem_name = "patch_embed"  # as official checkpoints call it
+    num_prefix_tokens = 1
+    pos_embed: Tensor
+
+    def __init__(
+        self,
+        stem: nn.Module,
+        *,
+        in_chans: int,
+        num_classes: int,
+        embed_dim: int,
+        depth: int,
+        num_heads: int,
+        mlp_ratio: float,
+        qkv_bias: bool,
+        drop_rate: float,
+        attn_drop_rate: float,
+        drop_path_rate: float,
+    ) -> None:
+        super().__init__()
+        self.in_chans, self.num_classes = in_chans, num_classes
+        self.num_features = self.head_hidden_size = self.embed_dim = embed_dim
+        self.grad_checkpointing = False
+        self.add_module(self.stem_name, stem)
+        self.cls_token = nn.Parameter(torch.zeros(1, 1, embed_dim))
+        self.pos_drop = nn.Dropout(drop_rate)
+        rates = torch.linspace(0, drop_path_rate, depth, device="cpu").tolist()  # stochastic depth grows with depth
+        self.blocks = nn.Sequential(
+            *(
+                Block(
+                    embed_dim,
+                    num_heads,
+                    mlp_ratio,
+                    qkv_bias=qkv_bias,
+                    proj_drop=drop_rate,
+                    attn_drop=attn_drop_rate,
+                    drop_path=rate,
+                    norm_layer=nn.LayerNorm,
+                )
+                for rate in rates
+            )
+        )
+        self.norm = nn.LayerNorm(embed_dim)
+        self.head = linear_or_nothing(embed_dim, num_classes)
+
+    def init_weights_(self) -> None:
+        """Fresh weights as both papers have them."""
+        if self.cls_token.is_meta:
+            return  # there is nothing to fill, and trying takes most of the time
+        trunc_normal_(self.cls_token, std=0.02)
+        for module in self.modules():
+            if isinstance(module, nn.Linear):
+                trunc_normal_(module.weight, std=0.02)
+                if module.bias is not None:
+                    nn.init.zeros_(module.bias)
+
+    @property
+    def stem(self) -> Stem:
+        """What makes the patches, under its official name a child of the model."""
+        return getattr(self, self.stem_name)  # type: ignore[no-any-return]
+
+    @property
+    def img_size(self) -> tuple[int, int]:
+        """(H, W)."""
+        return self.stem.img_size
+
+    def fixed(self) -> list[Tensor]:
+        """Tables that belong to the weights but are never learnt; the papers count them as parameters."""
+        return []
+
+    def embed(self, images: Tensor) -> Tensor:
+        """Z_0: (B, C, H, W) → (B, 1 + N, d)."""
+        (height, width), size = self.img_size, images.shape[2:]
+        if tuple(size) != (height, width):
+            raise DataError(f"This model takes images of {height}×{width} pixels and got {size[0]}×{size[1]}.")
+        x = self.stem(images)
+        x = torch.cat([self.cls_token.expand(x.shape[0], -1, -1), x], dim=1)
+        return self.pos_drop(x + self.pos_embed)  # type: ignore[no-any-return]
+
+    def forward_features(self, images: Tensor) -> Tensor:
+        """All tokens after the last norm: (B, C, H, W) → (B, 1 + N, d)."""
+        x = self.embed(images)
+        x = checkpoint_seq(self.blocks, x) if self.grad_checkpointing and self.training else self.blocks(x)
+        return self.norm(x)  # type: ignore[no-any-return]
+
+    def forward_head(self, x: Tensor, pre_logits: bool = False) -> Tensor:
+        """From normed tokens (B, n, d) to logits (B, classes), or to the class feature (B, d)."""
+        return x[:, 0] if pre_logits else self.head(x[:, 0])
+
+    def forward(self, images: Tensor) -> Tensor:
+        """(B, C, H, W) → (B, classes)."""
+        return self.forward_head(self.forward_features(images))
+
+    def get_classifier(self) -> nn.Module:
+        """The class head."""
+        return self.head
+
+    def reset_classifier(self, num_classes: int, global_pool: str | None = None) -> None:
+        """A fresh head for another number of classes."""
+        self.num_classes, device = num_classes, self.cls_token.device
+        self.head = linear_or_nothing(self.embed_dim, num_classes).to(device)
+
+    def set_grad_checkpointing(self, enable: bool = True) -> None:
+        """Spend time to save memory in training."""
+        self.grad_checkpointing = enable
+
+    def no_weight_decay(self) -> set[str]:
+        """Names of parameters that weight decay leaves alone."""
+        return {"pos_embed", "cls_token"}
+
+    def group_matcher(self, coarse: bool = False) -> dict[str, Any]:
+        """timm's way to tell which layer a parameter belongs to."""
+        stem = rf"^cls_token|pos_embed|{self.stem_name}"
+        return {"stem": stem, "blocks": [(r"^blocks\.(\d+)", None), (r"^norm", (99999,))]}
+
+
+def linear_or_nothing(width: int, classes: int) -> nn.Module:
+    """A classifier; with 0 classes features pass as they are."""
+    return nn.Linear(width, classes) if classes > 0 else nn.Identity()
+
+
+def check_grid(img_size: tuple[int, int], grid: tuple[int, int], patch: int) -> None:
+    """Raise UnsupportedModel unless a stem gives one patch for every whole `patch` pixels, as positions expect."""
+    wanted = tuple(side // patch for side in img_size)
+    if grid != wanted or min(grid) < 1:
+        height, width = img_size
+        raise UnsupportedModel(
+            f"Images of {height}×{width} pixels don't fit this model's patches; make both sides multiples of {patch}."
+        )

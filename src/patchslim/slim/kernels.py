@@ -1,0 +1,142 @@
+"""Triton kernels for matching and merging: what `merge` says in a dozen tensor operations, each of which goes through
+memory, in two launches. `merge` is what they are tested against, and what runs where they can't."""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from torch.library import custom_op
+
+from patchslim.hosts.kernels import dense, exact
+
+TINY = tl.constexpr(1e-6)
+NOWHERE = tl.constexpr(-(2**30))
+
+
+@triton.jit
+def _pair(
+    k, offset, place,
+    k_b, k_h, k_n, offset_b, place_b, heads, movers, hosts, prefix, r,
+    WIDTH: tl.constexpr, MOVERS: tl.constexpr, HOSTS: tl.constexpr, CHANNELS: tl.constexpr,
+    BY_COST: tl.constexpr, EXACT: tl.constexpr,
+):  # fmt: skip
+    """One image: every even patch's nearest odd one, the ranking of those pairs, and so where every patch goes."""
+    image = tl.program_id(0).to(tl.int64)
+    mover, host, channel = tl.arange(0, MOVERS), tl.arange(0, HOSTS), tl.arange(0, CHANNELS)
+    even, odd = (mover < movers)[:, None], (host < hosts)[:, None]
+    k += image * k_b + prefix * k_n
+    product = tl.zeros([MOVERS, HOSTS], tl.float32)
+    length, other = tl.zeros([MOVERS], tl.float32), tl.zeros([HOSTS], tl.float32)
+    for head in range(heads):
+        known = (channel < WIDTH)[None, :]
+        own = tl.load(k + head * k_h + 2 * mover[:, None] * k_n + channel[None, :], mask=even & known, other=0.0)
+        near = tl.load(k + head * k_h + (2 * host[:, None] + 1) * k_n + channel[None, :], mask=odd & known, other=0.0)
+        product += tl.dot(own, tl.trans(near), input_precision=EXACT)
+        wide, far = own.to(tl.float32), near.to(tl.float32)
+        length += tl.sum(wide * wide, axis=1)
+        other += tl.sum(far * far, axis=1)
+    similar = product / tl.sqrt(tl.maximum(length, 1e-24))[:, None] / tl.sqrt(tl.maximum(other, 1e-24))[None, :]
+    similar = tl.where((host < hosts)[None, :], similar, float("-inf"))
+    alike, nearest = tl.max(similar, axis=1, return_indices=True)
+    weight = tl.load(offset + image * offset_b + 2 * mover, mask=mover < movers, other=0.0)
+    worth = -(weight + tl.log(tl.maximum(1 - alike, TINY))) if BY_COST else alike - weight
+    worth = tl.where(mover < movers, worth, float("-inf"))
+    # A rank is a count of better ones: no sort, and ties go by place.
+    tied = (worth[None, :] == worth[:, None]) & (mover[None, :] < mover[:, None])
+    before = (worth[None, :] > worth[:, None]) | tied
+    rank = tl.sum(before.to(tl.int32), axis=1)
+    goes = tl.where(rank < r, nearest + movers - r, rank - r)
+    tl.store(place + image * place_b + 2 * mover, goes, mask=mover < movers)
+    tl.store(place + image * place_b + 2 * host + 1, host + movers - r, mask=host < hosts)
+
+
+@custom_op("patchslim::pair", mutates_args=())
+def pair(k: Tensor, offset: Tensor, prefix: int, n: int, by_cost: bool) -> Tensor:
+    """Where every patch goes when `n` stay: k (B, H, p + t, d_h), offset (B, t) in fp32 → (B, t) places among the n.
+
+    Pairs by similarity of keys, less the offset; by cost, the offset is the log of a weight on the distance.
+    """
+    batch, heads, tokens, width = k.shape
+    t, k, offset = tokens - prefix, dense(k), dense(offset)
+    movers, hosts = (t + 1) // 2, t // 2
+    place = _places(k, offset, prefix, n, by_cost)
+    _pair[(batch,)](
+        k, offset, place,
+        *k.stride()[:3], offset.stride(0), place.stride(0), heads, movers, hosts, prefix, t - n,
+        WIDTH=width, MOVERS=max(16, triton.next_power_of_2(movers)), HOSTS=max(16, triton.next_power_of_2(hosts)),
+        CHANNELS=max(16, triton.next_power_of_2(width)), BY_COST=by_cost, EXACT=exact(k.dtype), num_warps=8,
+    )  # fmt: skip
+    return place
+
+
+def _places(k: Tensor, offset: Tensor, prefix: int, n: int, by_cost: bool) -> Tensor:
+    """Room for the result."""
+    return k.new_empty(k.shape[0], k.shape[2] - prefix, dtype=torch.int32)
+
+
+@triton.jit
+def _merge(
+    x, size, weight, place, out, grown,
+    x_b, x_n, size_b, weight_b, place_b, out_b, out_n, grown_b, prefix, t, width,
+    WIDTH: tl.constexpr, PATCHES: tl.constexpr,
+):  # fmt: skip
+    """One token that stays: the average of all that go to its place, at their average length."""
+    image, row = tl.program_id(1).to(tl.int64), tl.program_id(0)
+    channel, patch = tl.arange(0, WIDTH), tl.arange(0, PATCHES)
+    x += image * x_b + channel
+    size += image * size_b
+    inside = channel < width
+    to = tl.load(place + image * place_b + patch, mask=patch < t, other=NOWHERE)
+    left = to == row - prefix  # nothing, where it is a prefix token
+    heavy = tl.load(weight + image * weight_b + patch, mask=left, other=0.0).to(tl.float32)
+    heavy = tl.where(left, tl.maximum(heavy, TINY), 0.0)
+    many = tl.load(size + prefix + patch, mask=left, other=0.0).to(tl.float32)
+    count = tl.sum(left.to(tl.int32), axis=0)
+    if count > 1:
+        total, mean, length = tl.sum(heavy, axis=0), tl.zeros([WIDTH], tl.float32), 0.0
+        for _ in range(count):
+            one = tl.argmax(left.to(tl.int32), axis=0)
+            own = tl.load(x + (prefix + one) * x_n, mask=inside, other=0.0).to(tl.float32)
+            share = tl.sum(tl.where(patch == one, heavy, 0.0), axis=0) / total
+            mean += share * own
+            length += share * tl.sqrt(tl.sum(own * own, axis=0))
+            left = left & (patch != one)
+        found = mean * (length / tl.maximum(tl.sqrt(tl.sum(mean * mean, axis=0)), TINY))
+        stands = tl.sum(many, axis=0)
+    else:  # itself, to the bit
+        alone = tl.where(row < prefix, row, prefix + tl.argmax(left.to(tl.int32), axis=0))
+        found = tl.load(x + alone * x_n, mask=inside, other=0.0).to(tl.float32)
+        stands = tl.load(size + alone).to(tl.float32)
+    tl.store(out + image * out_b + row * out_n + channel, found.to(out.dtype.element_ty), mask=inside)
+    tl.store(grown + image * grown_b + row, stands.to(grown.dtype.element_ty))
+
+
+@custom_op("patchslim::merge_rows", mutates_args=())
+def merge_rows(x: Tensor, size: Tensor, weight: Tensor, place: Tensor, n: int) -> tuple[Tensor, Tensor]:
+    """Tokens and their sizes after a merge: x (B, p + t, d), size (B or 1, p + t), weight (B or 1, t), place (B, t) →
+    (B, p + n, d), (B, p + n)."""
+    batch, tokens, width = x.shape
+    t = place.shape[1]
+    prefix = tokens - t
+    x, size, weight, place = dense(x), dense(size), dense(weight), dense(place)
+    out, grown = _merged(x, size, weight, place, n)
+    _merge[(prefix + n, batch)](
+        x, size, weight, place, out, grown,
+        x.stride(0), x.stride(1), size.stride(0) if size.shape[0] > 1 else 0,
+        weight.stride(0) if weight.shape[0] > 1 else 0, place.stride(0), out.stride(0), out.stride(1), grown.stride(0),
+        prefix, t, width,
+        WIDTH=triton.next_power_of_2(width), PATCHES=triton.next_power_of_2(t), num_warps=2,
+    )  # fmt: skip
+    return out, grown
+
+
+def _merged(x: Tensor, size: Tensor, weight: Tensor, place: Tensor, n: int) -> tuple[Tensor, Tensor]:
+    """Room for the results."""
+    tokens = x.shape[1] - place.shape[1] + n
+    return x.new_empty(x.shape[0], tokens, x.shape[2]), size.new_empty(x.shape[0], tokens)
+
+
+pair.register_fake(_places)
+merge_rows.register_fake(_merged)

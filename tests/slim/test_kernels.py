@@ -1,0 +1,133 @@
+"""The kernels against the plain tensor operations that say what they compute; interpreted where there is no GPU."""
+
+from collections.abc import Callable
+from importlib import import_module
+from typing import Any
+
+import pytest
+import timm
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+import patchslim as ps
+from patchslim.hosts import fast
+from patchslim.hosts.attention import sized
+from patchslim.plan import build_plan
+from patchslim.slim.merge import IMPORTANCE, match, match_by_cost, merge, unit_keys
+from patchslim.slim.tokens import Tokens
+
+pytest.importorskip("triton")
+from patchslim.hosts import kernels as attention_kernels
+from patchslim.slim import kernels as merge_kernels
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+ROOMS = ("patchslim.hosts.attention", "patchslim.hosts.timm_block", "patchslim.slim.merge")
+
+SHAPES = st.tuples(st.integers(1, 2), st.integers(1, 2), st.integers(3, 9), st.sampled_from([4, 12]))
+
+
+def drawn(seed: int) -> Callable[..., Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    return lambda *shape: torch.randn(*shape, generator=generator).to(DEVICE)
+
+
+def keys_of(normal: Callable[..., Tensor], batch: int, heads: int, n_in: int, width: int) -> Tensor:
+    """As a block gives them: every second part of one product, (B, H, n_in, d_h)."""
+    return normal(batch, n_in, 2, heads, width)[:, :, 0].transpose(1, 2)
+
+
+@given(SHAPES, st.integers(1, 9), st.booleans(), st.integers(0, 99))
+@settings(max_examples=8, deadline=None)
+def test_attention_with_sizes(shape: Any, n: int, alike: bool, seed: int) -> None:
+    batch, heads, n_in, width = shape
+    normal = drawn(seed)
+    k, v, q = keys_of(normal, *shape), keys_of(normal, *shape), normal(batch, heads, min(n, n_in), width)
+    size = normal(1 if alike else batch, n_in).abs() + 1
+    found = attention_kernels.attend_sized(q, k, v, size, 0.4)
+    wanted = sized(size)(q, k, v, scale=0.4, dropout=0.0, fused=False)
+    torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-5)
+    assert found.transpose(1, 2).is_contiguous()  # what the projection reads without a copy
+
+
+@given(SHAPES, st.booleans(), st.integers(0, 99))
+@settings(max_examples=8, deadline=None)
+def test_the_class_tokens_attention(shape: Any, alike: bool, seed: int) -> None:
+    batch, heads, n_in, width = shape
+    normal = drawn(seed)
+    k, q = keys_of(normal, *shape), normal(batch, heads, 1, width)
+    size = normal(1 if alike else batch, n_in).abs() + 1
+    found = attention_kernels.class_rows(q, k, size, 0.4)
+    wanted = (0.4 * q @ k.transpose(2, 3) + size.log()[:, None, None]).softmax(dim=-1).mean(dim=1)[:, 0]
+    torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-6)
+
+
+@given(SHAPES, st.integers(0, 2), st.floats(0, 1), st.sampled_from(["plain", "weighed", "cost"]), st.integers(0, 99))
+@settings(max_examples=8, deadline=None)
+def test_pairs_and_merges(shape: Any, prefix: int, share: float, way: str, seed: int) -> None:
+    batch, heads, t, width = shape
+    normal = drawn(seed)
+    k, x = keys_of(normal, batch, heads, prefix + t, width), normal(batch, prefix + t, 20)
+    size = normal(batch, prefix + t).abs() + 1
+    n = t - round(share * (t - t // 2))  # as many as there are pairs may go
+    importance = None if way == "plain" else normal(batch, t).abs()
+    offset = torch.zeros(batch, t, device=DEVICE)
+    if importance is not None:
+        offset = normal(batch, t) if way == "cost" else IMPORTANCE * importance
+    keys = unit_keys(k, prefix)
+    found = match_by_cost(keys, n, offset) if way == "cost" else match(keys, n, importance)
+    place = merge_kernels.pair(k, offset, prefix, n, way == "cost")
+    rows = torch.arange(batch, device=DEVICE)[:, None]
+    assert (place[rows, found.keep] == torch.arange(n, device=DEVICE)).all()
+    assert (place[rows, found.gone] == found.into).all()
+    wanted = merge(Tokens(x, size), found, prefix, importance)
+    tokens, grown = merge_kernels.merge_rows(x, size, size[:, prefix:] if importance is None else importance, place, n)
+    torch.testing.assert_close(tokens, wanted.x, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(grown, wanted.size, rtol=1e-6, atol=1e-6)
+    goes = place[:, :, None] == torch.arange(n, device=DEVICE)
+    alone, own = goes.sum(dim=1) == 1, goes.int().argmax(dim=1)  # places that one patch goes to, and which
+    assert torch.equal(tokens[:, prefix:][alone], x[rows, prefix + own][alone])
+
+
+def test_a_compiler_can_rely_on_their_shapes() -> None:
+    normal = drawn(0)
+    k, q, size = keys_of(normal, 2, 3, 9, 8), normal(2, 3, 4, 8), normal(2, 9).abs() + 1
+    place = merge_kernels.pair(k, normal(2, 8), 1, 6, False)
+    for op, args in (
+        (attention_kernels.attend_sized, (q, k, k, size, 0.4)),
+        (attention_kernels.class_rows, (q[:, :, :1], k, size, 0.4)),
+        (merge_kernels.pair, (k, normal(2, 8), 1, 6, True)),
+        (merge_kernels.merge_rows, (normal(2, 9, 20), size, size[:, 1:], place, 6)),
+    ):
+        torch.library.opcheck(op, args, test_utils=("test_schema", "test_faketensor"))
+
+
+@pytest.mark.parametrize("removed", ["merge", "drop"])
+def test_a_model_says_the_same_with_them(removed: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    model = timm.create_model("vit_tiny_patch16_224", img_size=64, depth=3, embed_dim=48, num_heads=3).eval().to(DEVICE)
+    plan = build_plan(ps.inspect(model), select="matched", removed=removed, patches_per_block=[12, 8, 0])
+    slim, images = ps.apply(model, plan), drawn(1)(3, 3, 64, 64)
+    calls: list[bool] = []
+
+    def note(k: Tensor) -> bool:
+        calls.append(True)
+        return True
+
+    with torch.no_grad():
+        for room in map(import_module, ROOMS):
+            monkeypatch.setattr(room, "kernels_for", lambda k: False)
+        plain = slim(images)
+        for room in map(import_module, ROOMS):
+            monkeypatch.setattr(room, "kernels_for", note)
+            own = merge_kernels if room.__name__ == ROOMS[-1] else attention_kernels
+            monkeypatch.setattr(room, "kernels", own, raising=False)
+        torch.testing.assert_close(slim(images), plain, rtol=1e-4, atol=1e-4)
+    assert calls
+
+
+def test_training_and_the_cpu_do_without() -> None:
+    assert not fast.kernels_for(torch.zeros(1, 1, 4, 4))
+    if DEVICE == "cuda":
+        assert fast.kernels_for(torch.zeros(1, 1, 4, 4, device="cuda")) is not torch.is_grad_enabled()
