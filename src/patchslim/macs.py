@@ -85,8 +85,13 @@ def macs_of_counts(info: HostInfo, counts: Sequence[int], removed: Removed = "dr
             merges = removed == "merge" and layer not in drops
             total += choice_macs(info, layer, n_in - info.prefix_tokens, count, merges=merges, **choice)
         n_in = info.tokens if removed == "carry" else n
-    read = n_in if info.head_reads_prefix else n_in - info.prefix_tokens
-    return total + info.head_macs + read * info.head_macs_per_token
+    return total + head_macs(info, n_in)
+
+
+def head_macs(info: HostInfo, tokens: int) -> int:
+    """Pooling and classifier when `tokens` leave the last block, prefix included."""
+    read = tokens if info.head_reads_prefix else tokens - info.prefix_tokens
+    return info.head_macs + read * info.head_macs_per_token
 
 
 def host_macs(info: HostInfo) -> int:

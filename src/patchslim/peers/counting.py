@@ -5,15 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from patchslim.hosts import HostInfo
-from patchslim.macs import block_macs
+from patchslim.macs import block_macs, head_macs
 
 Extra = Callable[[int, int, int], int]  # block (from 1), tokens that enter, tokens that leave → MACs of the choice
-
-
-def head_macs(info: HostInfo, tokens: int) -> int:
-    """Pooling and classifier when `tokens` leave the last block, prefix included."""
-    read = tokens if info.head_reads_prefix else tokens - info.prefix_tokens
-    return info.head_macs + read * info.head_macs_per_token
 
 
 def halfway_macs(info: HostInfo, patches: Sequence[int], extra: Extra, readout_only: bool = False) -> int:

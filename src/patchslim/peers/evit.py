@@ -100,7 +100,7 @@ class EViT:
     def build(self, job: Job, ratio: float) -> Cell | Unreachable:
         """The largest keep rate that fits."""
         info = job.host.info
-        if info.reads_patches or not info.prefix_tokens:
+        if not info.reads_class:
             return Unreachable(f"EViT goes by the class token's attention, and {info.name} reads no class token")
 
         def macs(rate: float) -> int:

@@ -8,9 +8,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from patchslim.hosts import HostInfo
-from patchslim.macs import block_macs
+from patchslim.macs import block_macs, head_macs
 from patchslim.peers.blocks import WholeBlock, made_from, read_in
-from patchslim.peers.counting import head_macs
 from patchslim.peers.method import Cell, Job, Unreachable
 
 KERNEL, STRIDE = 3, 2  # the paper's, along the sequence of patches

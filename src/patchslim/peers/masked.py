@@ -37,4 +37,6 @@ def outputs_under(host: Host, tokens: Tensor, weight: Tensor) -> Outputs:
     features = host.features(tokens, weight)
     if not host.info.reads_patches:
         return Outputs(host.logits(tokens), features)
+    if host.info.readout == "class+auxiliary":  # its features are the logits already
+        return Outputs(features, features)
     return Outputs(host.classifiers[0](features), features)

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from patchslim.hosts import HostInfo
-from patchslim.timing.latency import in_turns
-from patchslim.timing.modes import modes_for, prepare
-from patchslim.timing.running import DTYPES, in_dtype
+from patchslim.timing import DTYPES, Contest
+from patchslim.timing.modes import modes_for
+from patchslim.timing.running import in_dtype
 
 
 @dataclass(frozen=True)
@@ -32,19 +32,13 @@ def batch_for(info: HostInfo, device: torch.device, config: SpeedConfig) -> Tens
 def timed_beside(model: nn.Module, base: nn.Module, batch: Tensor, config: SpeedConfig) -> dict[str, Any]:
     """Images per second of both, each in its fastest mode, and the speed-up."""
     modes = modes_for(config.modes, batch.device, threshold=False)
-    both = [prepare(in_dtype(own, config.dtype), batch, modes) for own in (model, base)]
-    ways = [(side, mode) for side, own in enumerate(both) for mode in own.ready]
-    timings = in_turns([both[side].ready[mode].call for side, mode in ways], batch.device, config.seconds)
-    best: list[tuple[str, float]] = []
-    for side in range(2):
-        own = {mode: timing.median for (at, mode), timing in zip(ways, timings, strict=True) if at == side}
-        mode = min(own, key=lambda name: own[name])
-        best.append((mode, own[mode]))
-    (mode, seconds), (base_mode, base_seconds) = best
+    contest = Contest(modes, config.dtype, seconds=config.seconds)
+    found = contest.time({"row": in_dtype(model, config.dtype), "base": in_dtype(base, config.dtype)}, batch)
+    own, other = found["row"], found["base"]
     return {
-        "throughput": len(batch) / seconds,
-        "mode": mode,
-        "base_throughput": len(batch) / base_seconds,
-        "base_mode": base_mode,
-        "speedup": base_seconds / seconds,
+        "throughput": len(batch) / own.seconds,
+        "mode": own.best,
+        "base_throughput": len(batch) / other.seconds,
+        "base_mode": other.best,
+        "speedup": other.seconds / own.seconds,
     }

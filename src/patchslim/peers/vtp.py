@@ -12,8 +12,8 @@ from timm.layers import Mlp
 from torch import Tensor, nn
 
 from patchslim.hosts import Host, HostInfo
+from patchslim.macs import head_macs
 from patchslim.peers.blocks import made_from
-from patchslim.peers.counting import head_macs
 from patchslim.peers.fit import first_fitting, too_low
 from patchslim.peers.learn import Lessons
 from patchslim.peers.method import Cell, Job, Unreachable

@@ -71,9 +71,8 @@ def about(table: Table) -> str:
         f"{speed['dtype']}, each row beside the base."
     )
     if recovery is not None:
-        words += (
-            f" Recovered: {recovery['epochs']} epochs on {table['train']['count']:,} images, the same for all rows."
-        )
+        epochs = "usual epochs" if recovery["epochs"] is None else f"{recovery['epochs']} epochs"
+        words += f" Recovered: {epochs} on {table['train']['count']:,} images, the same for all rows."
     return words
 
 
