@@ -22,6 +22,7 @@ import patchslim as ps
 from harness import head, in_memory, options
 from patchslim.data import ImageSource
 from patchslim.export import FORMATS
+from patchslim.export.cpu import this_cpu
 from patchslim.files import write_json
 from patchslim.hosts.weights import load_weights_
 from patchslim.measure import paired
@@ -54,9 +55,12 @@ def main() -> None:
             found = hits(kind.runner(path), val)
             rows.append(row(runtime, name, precision, found, base) | {"megabytes": done.bytes / 1e6})
             print(rows[-1], flush=True)
+    cpu = this_cpu()
     table = head(args, torch.device("cpu")) | {
         "macs_ratio": ps.count_macs(slim) / ps.count_macs(host),
         "validation_images": len(base),
+        "cpu": cpu.name,
+        "int8_instructions": cpu.int8_instructions,
         "rows": rows,
     }
     args.out.parent.mkdir(parents=True, exist_ok=True)

@@ -31,10 +31,10 @@ from patchslim.files import write_json
 from patchslim.hosts import HostInfo, with_matmul_embed
 from patchslim.macs import host_macs, macs_of_counts
 from patchslim.measure import device_name
-from patchslim.measure.latency import in_turns
-from patchslim.measure.modes import Ready, modes_for, prepare
-from patchslim.measure.running import DTYPES
 from patchslim.plan import SlimPlan, build_plan, make_plan
+from patchslim.timing.latency import in_turns
+from patchslim.timing.modes import Ready, modes_for, prepare
+from patchslim.timing.running import DTYPES
 
 CURVE = 1.2  # how patches leave: N − (N − n)·(l / L)^1.2 of them are left after block l
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 from pathlib import Path
 from typing import Any, Self
 
@@ -12,8 +13,11 @@ from torch import Tensor, nn
 
 from patchslim.data import Images, ImageSource, tensor_images
 from patchslim.data.canvas import Canvases
+from patchslim.data.tensors import TensorImages
 from patchslim.measure import device_name
 from patchslim.search.network import relative_error
+
+RESULTS = Path(__file__).parent.parent / "results"
 
 
 def options(doc: str | None) -> argparse.ArgumentParser:
@@ -30,7 +34,12 @@ def options(doc: str | None) -> argparse.ArgumentParser:
     return parser
 
 
-def in_memory(source: ImageSource) -> ImageSource:
+def rows(pattern: str) -> list[dict[str, Any]]:
+    """All rows of the raw files that match."""
+    return [row for path in sorted(RESULTS.glob(pattern)) for row in json.loads(path.read_text())["rows"]]
+
+
+def in_memory(source: ImageSource) -> TensorImages:
     """All images decoded once."""
     batches = list(source.batches(100))
     return tensor_images(torch.cat([images for images, _ in batches]), torch.cat([labels for _, labels in batches]))

@@ -5,6 +5,8 @@ python benchmarks/model_table.py
 
 from __future__ import annotations
 
+from functools import cache
+
 import timm
 import torch
 
@@ -33,6 +35,7 @@ PUBLISHED: dict[str, tuple[float, float | None, float | None]] = {
 }
 
 
+@cache
 def measured(name: str) -> tuple[ps.HostInfo, int]:
     """A model's description and its MACs."""
     model, *size = name.split()

@@ -28,6 +28,7 @@ from patchslim.data import ImageSource, open_images
 from patchslim.files import write_json
 from patchslim.hosts import open_host
 from patchslim.measure.accuracy import spread
+from patchslim.peers.hits import to_hex
 from patchslim.search.features import Features
 from patchslim.search.ledger import Ledger
 from patchslim.search.predict import Trainer
@@ -76,12 +77,6 @@ def answers(model: nn.Module, val: ImageSource) -> tuple[Tensor, Tensor, Counts 
     return torch.cat(right), torch.cat(sure), counts
 
 
-def as_hex(right: Tensor) -> str:
-    """Which images are right, four to a digit."""
-    bits = "".join("1" if hit else "0" for hit in right.tolist())
-    return f"{int(bits, 2):0{-(-len(bits) // 4)}x}"
-
-
 def kept_by_confidence(counts: Counts, sure: Tensor) -> list[dict[str, float]]:
     """Patches per block and MACs of four equal groups of images, those the host is least sure of first."""
     groups = sure.argsort().chunk(4)
@@ -127,7 +122,7 @@ def row(
         "drops": plan.drops,
         "error": errors.get("readout", sum(errors.values()) / len(errors)),
         "seconds": round(seconds, 1),
-        "right": as_hex(right),
+        "right": to_hex(right),
     }
     if plan.select == "predicted" and plan.mode == "top-k":
         found["rank_correlation"] = ranks(model, val, plan, weights, config)
@@ -149,7 +144,7 @@ def main() -> None:
         **head(args, device),
         "images": len(right),
         "base_top1": float(right.double().mean() * 100),
-        "base_right": as_hex(right),
+        "base_right": to_hex(right),
         "rows": [],
     }
     args.out.parent.mkdir(parents=True, exist_ok=True)

@@ -21,10 +21,11 @@ from torch import nn
 
 import patchslim as ps
 from harness import Remembered, head, in_memory, options
-from modes_table import MODES, answers, as_hex
+from modes_table import MODES, answers
 from patchslim.cli.common import open_device, open_model
 from patchslim.data import ImageSource, open_images
 from patchslim.files import write_json
+from patchslim.peers.hits import to_hex
 from patchslim.recover import recover
 
 USUAL = ["static drop", "static merge", "matched merge", "predicted drop", "predicted merge"]
@@ -62,7 +63,7 @@ def numbers(result: Any) -> dict[str, Any]:
 def scored(network: nn.Module, val: ImageSource, when: str) -> dict[str, Any]:
     """Top-1 and which images are right."""
     right, _, _ = answers(network, val)
-    return {f"top1_{when}": float(right.double().mean() * 100), f"right_{when}": as_hex(right)}
+    return {f"top1_{when}": float(right.double().mean() * 100), f"right_{when}": to_hex(right)}
 
 
 def chosen(args: argparse.Namespace) -> list[tuple[str, float]]:
@@ -106,7 +107,7 @@ def main() -> None:
     table: dict[str, Any] = head(args, device) | {"recovery": config.as_dict(), "train_images": len(train), "rows": []}
     if val is not None:
         right, _, _ = answers(model, val)
-        table |= {"images": len(right), "base_top1": float(right.double().mean() * 100), "base_right": as_hex(right)}
+        table |= {"images": len(right), "base_top1": float(right.double().mean() * 100), "base_right": to_hex(right)}
     args.out.parent.mkdir(parents=True, exist_ok=True)
     for mode, ratio in chosen(args):
         if args.seconds is not None and time.monotonic() - begin > args.seconds:

@@ -6,21 +6,16 @@ python benchmarks/tables.py
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
+import export_tables
+from harness import RESULTS, rows
 from patchslim.measure import paired
 
-RESULTS = Path(__file__).parent.parent / "results"
 SCORES = ("impact", "attention", "random", "radial", "uniform")
-
-
-def rows(pattern: str) -> list[dict[str, Any]]:
-    """All rows of the raw files that match."""
-    return [row for path in sorted(RESULTS.glob(pattern)) for row in json.loads(path.read_text())["rows"]]
 
 
 def cell(found: list[dict[str, Any]], **wanted: Any) -> str:
@@ -252,17 +247,6 @@ def score_comparison() -> None:
     print()
 
 
-def export_table() -> None:
-    """Exported files on a CPU: the slim model against its host in the same runtime."""
-    print("| runtime | precision | batch | host, images/s | slim, images/s | speed-up | share | over the fp32 host |")
-    print("| --- | --- | --- | --- | --- | --- | --- | --- |")
-    for row in rows("export_speed_*.json"):
-        rates = f"{row['baseline_throughput']:.1f} | {row['throughput']:.1f} | {row['speedup']:.2f}×"
-        share = f"{row['share_of_ideal']:.0%} | {row['over_host_fp32']:.2f}×"
-        print(f"| {row['runtime']} | {row['precision']} | {row['batch_size']} | {rates} | {share} |")
-    print()
-
-
 def merge_table() -> None:
     """Ways of matching and merging at one schedule (docs/decisions.md)."""
     print("| keys compared | resistance | weight in the average | its length | error | KL | same answer |")
@@ -289,4 +273,4 @@ if __name__ == "__main__":
     tolerance_table()
     stale_table()
     speed_table()
-    export_table()
+    export_tables.main()

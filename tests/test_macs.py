@@ -7,33 +7,14 @@ import timm
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from timm.layers import set_fused_attn
-from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 import patchslim as ps
+from flops import counted, unfused
 from patchslim.macs import host_macs, predictor_macs
 from patchslim.plan import PredictorSpec, make_plan
 from patchslim.slim.predictor import hidden_width
-from small import KINDS, make_host, make_images, merge_plan, nested, per_image_plan
-
-
-def counted(model: nn.Module, size: int = 32) -> int:
-    """What torch counts per image, from two: two flops are one multiply-accumulate."""
-    with FlopCounterMode(display=False) as counter:
-        model(make_images(2, size))
-    flops: int = counter.get_total_flops()
-    assert flops % 4 == 0
-    return flops // 4
-
-
-def unfused(kind: str) -> nn.Module:
-    """A small host whose attention torch's counter sees."""
-    set_fused_attn(False)
-    try:
-        return make_host(kind)
-    finally:
-        set_fused_attn(True)
+from small import KINDS, make_images, merge_plan, nested, per_image_plan
 
 
 def test_hosts_equal_the_counter(kind: str) -> None:

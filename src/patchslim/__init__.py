@@ -15,6 +15,7 @@ from patchslim.errors import (
 from patchslim.export import export, read_metadata
 from patchslim.hosts import HostInfo, inspect, open_hf
 from patchslim.macs import count_macs
+from patchslim.peers import compare
 from patchslim.plan import SlimPlan
 from patchslim.recover import RecoverConfig, finetune
 from patchslim.search import SearchConfig, search, sweep
@@ -39,6 +40,7 @@ __all__ = [
     "UnsupportedModel",
     "__version__",
     "apply",
+    "compare",
     "count_macs",
     "export",
     "finetune",

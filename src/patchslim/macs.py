@@ -85,8 +85,13 @@ def macs_of_counts(info: HostInfo, counts: Sequence[int], removed: Removed = "dr
             merges = removed == "merge" and layer not in drops
             total += choice_macs(info, layer, n_in - info.prefix_tokens, count, merges=merges, **choice)
         n_in = info.tokens if removed == "carry" else n
-    read = n_in if info.head_reads_prefix else n_in - info.prefix_tokens
-    return total + info.head_macs + read * info.head_macs_per_token
+    return total + head_macs(info, n_in)
+
+
+def head_macs(info: HostInfo, tokens: int) -> int:
+    """Pooling and classifier when `tokens` leave the last block, prefix included."""
+    read = tokens if info.head_reads_prefix else tokens - info.prefix_tokens
+    return info.head_macs + read * info.head_macs_per_token
 
 
 def host_macs(info: HostInfo) -> int:
@@ -127,7 +132,10 @@ def _static_merge_macs(info: HostInfo, plan: SlimPlan) -> int:
 
 
 def count_macs(model: nn.Module, plan: SlimPlan | None = None) -> int:
-    """MACs per image of a host, of a host under a plan, or of a slim model."""
+    """MACs per image of a host, of a host under a plan, of a slim model, or of one made in a peer's way."""
+    known: int | None = getattr(model, "macs_per_image", None)
+    if known is not None and plan is None:
+        return known
     own: SlimPlan | None = getattr(model, "plan", None)
     if own is not None and plan is None:
         plan = own

@@ -23,6 +23,7 @@ Removed = Literal["drop", "carry", "merge"]
 Mode = Literal["top-k", "threshold"]
 PredictorKind = Literal["context", "mlp", "pool"]
 STAYS = -1  # in `into`: this patch merges into none
+SPEED = "speed"  # in `provenance`: what a plan that was made for a speed-up predicts
 
 
 class HostShape(BaseModel):

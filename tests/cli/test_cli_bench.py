@@ -10,7 +10,7 @@ import torch
 
 import patchslim as ps
 from commands import Run, image_folder, refused
-from small import slim_of
+from small import PYRAMID, make_host, plan_of, slim_of
 
 QUICK = ("--device", "cpu", "--seconds", "0.01")
 
@@ -106,6 +106,19 @@ def test_a_model_that_cant_be_compiled_is_told(bench: Run, monkeypatch: pytest.M
     )
 
 
+def test_quantised_models_are_told(run: Run, bench: Run, tmp_path: Path) -> None:
+    pytest.importorskip("torchao")
+    refused(bench("--batch-size", "2", "--quantize", "int8"), "multiples of 16")
+    wide = make_host(embed_dim=48)
+    ps.save(ps.apply(wide, plan_of(wide, PYRAMID)), tmp_path / "wide")
+    code, out, _ = run("bench", "wide", *QUICK, "--batch-size", "2", "--quantize", "int8")
+    assert code == 0
+    assert "the slim model, quantised" in out
+    assert "the host with the same patch embedding, quantised" in out
+    (file,) = (tmp_path / "wide" / "bench").iterdir()
+    assert file.name == f"cpu_torch{torch.__version__}_float32_int8.json"
+
+
 @pytest.mark.parametrize(
     ("words", "told"),
     [
@@ -122,6 +135,9 @@ def test_a_model_that_cant_be_compiled_is_told(bench: Run, monkeypatch: pytest.M
         (("--seconds", "nan"), "seconds"),
         (("--device", "quantum"), "--device cpu"),
         (("--device", "cuda:99"), "--device cpu"),
+        (("--quantize", "int7"), "no quantisation int7"),
+        (("--quantize", "float8"), "float8 needs an NVIDIA GPU"),
+        (("--quantize", "int8", "--autocast"), "leave autocast out"),
         (("--out", "a"), "can't be written to a"),
         (("--out", "a/plan.json/x.json"), "--out"),
     ],

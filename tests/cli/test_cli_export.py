@@ -34,6 +34,7 @@ def test_export_prints_one_object(run: Run, saved: Path, tmp_path: Path) -> None
     )
     assert found["max_difference"] < 1e-5
     assert (found["agreement"], found["ties"]) == (100, 0)
+    assert found["cpu"].keys() == {"name", "int8_instructions"}
     assert ps.load(saved).plan == slim_way("drop").plan
 
 

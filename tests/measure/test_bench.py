@@ -11,11 +11,12 @@ from torch import nn
 import patchslim as ps
 from patchslim.errors import PatchslimError
 from patchslim.hosts import open_host, open_slim
-from patchslim.measure import BenchConfig, bench, modes, profile
+from patchslim.measure import BenchConfig, bench, profile
 from patchslim.measure.bench import by_dtype
-from patchslim.measure.memory import out_of_memory
-from patchslim.measure.modes import MODES, modes_for, prepare
-from patchslim.measure.running import compiled, in_dtype
+from patchslim.timing import modes
+from patchslim.timing.memory import out_of_memory
+from patchslim.timing.modes import MODES, modes_for, prepare
+from patchslim.timing.running import compiled, in_dtype
 from small import make_host, make_images, plan_for, relative, slim_of
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda")

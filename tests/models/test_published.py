@@ -24,7 +24,7 @@ def test_parameters_are_the_published_ones(name: str) -> None:
     assert abs(info.parameters / 1e6 - published) <= 0.51 * unit
 
 
-@pytest.mark.parametrize("name", list(REGISTERED))
+@pytest.mark.parametrize("name", [name for name in REGISTERED if not name.endswith("_cls") or name == "lvvit_t_cls"])
 @torch.no_grad()
 def test_macs_equal_torchs_counter(name: str) -> None:
     set_fused_attn(False)

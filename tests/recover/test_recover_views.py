@@ -10,8 +10,9 @@ import patchslim as ps
 from patchslim.data import Images, tensor_images
 from patchslim.data.canvas import Canvases
 from patchslim.data.views import Order
+from patchslim.hosts import open_slim
 from patchslim.recover.config import RecoverConfig
-from patchslim.recover.views import roomy, views_for
+from patchslim.recover.views import Views, roomy, views_for
 
 CPU = torch.device("cpu")
 
@@ -22,7 +23,11 @@ def slim() -> Any:
     return ps.apply(model, ps.full_plan(model))
 
 
-@pytest.mark.parametrize(("gib", "strong", "kept"), [(8.0, False, True), (0.0, False, False), (8.0, True, False)])
+def views_of(slim: Any, source: Any, config: RecoverConfig, strong: bool = False) -> Views:
+    return views_for(open_slim(slim, slim.host_info), source, config, strong)
+
+
+@pytest.mark.parametrize(("gib", "strong", "kept"), [(4.0, False, True), (0.0, False, False), (4.0, True, False)])
 def test_pictures_are_kept_where_they_fit(
     gib: float, strong: bool, kept: bool, slim: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -35,7 +40,7 @@ def test_pictures_are_kept_where_they_fit(
         return real(self, device)
 
     monkeypatch.setattr(Images, "canvases", noted)
-    views = views_for(slim, source, RecoverConfig(pictures_gib=gib), strong=strong)
+    views = views_of(slim, source, RecoverConfig(pictures_gib=gib), strong=strong)
     batches = list(views.batches(source, Order(10, 4, epochs=2, seed=0), CPU))
     assert [tuple(images.shape) for images, _ in batches] == [(4, 3, 32, 32)] * 4
     assert read == ([10] if kept else [])
@@ -43,7 +48,7 @@ def test_pictures_are_kept_where_they_fit(
 
 def test_a_digit_is_not_mirrored(slim: Any) -> None:
     source = ps.open_images("digits", model=slim, limit=4)
-    style = views_for(slim, source, RecoverConfig()).style
+    style = views_of(slim, source, RecoverConfig()).style
     assert not style.flip
     assert style.crop_scale >= 0.8
 
@@ -51,7 +56,7 @@ def test_a_digit_is_not_mirrored(slim: Any) -> None:
 def test_tensors_stay_as_they_are(slim: Any) -> None:
     images = torch.randn(6, 3, 32, 32)
     source = tensor_images(images)
-    ((found, _),) = views_for(slim, source, RecoverConfig()).batches(source, Order(6, 6, epochs=1, seed=0), CPU)
+    ((found, _),) = views_of(slim, source, RecoverConfig()).batches(source, Order(6, 6, epochs=1, seed=0), CPU)
     assert torch.equal(found.flatten(1).sum(1).sort().values, images.flatten(1).sum(1).sort().values)
 
 

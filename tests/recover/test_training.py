@@ -36,7 +36,7 @@ class Interrupted(Exception):
 
 def run(
     way: str = "drop", listen: Any = None, checkpoint: Path | None = None, count: int = 24, **settings: Any
-) -> Recovered:
+) -> Recovered[Any]:
     model = make_host()
     plan, weights = plan_for(model, way)
     images = tensor_images(make_images(count), LABELS.repeat(count // 24))

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 import patchslim as ps
 from patchslim.macs import host_macs, macs_of_counts
 from patchslim.search.budget import reachable, spend_rest
+from patchslim.search.cost import MacCost
 from small import make_host, make_images
 
 
@@ -58,7 +59,7 @@ def test_spending_the_rest_stays_nested_within_budget_and_spends_it(
     before = {1: counts[0], 2: counts[1], 3: counts[2], 4: 0}
     used = macs_of_counts(info, [*counts, 0], removed) / host_macs(info)
     target = used + slack + 1e-9
-    filled = spend_rest(info, removed, before, dict(zip((1, 2, 3), errors, strict=True)), target)
+    filled = spend_rest(info, MacCost(info, removed), before, dict(zip((1, 2, 3), errors, strict=True)), target)
     values = [filled[layer] for layer in (1, 2, 3, 4)]
     assert values == sorted(values, reverse=True)
     assert all(filled[layer] >= before[layer] for layer in before)

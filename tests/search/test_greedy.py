@@ -68,7 +68,7 @@ def path_of(model: nn.Module, images: Tensor, **settings: Any) -> Greedy:
     chosen = config(**settings)
     features = Features(host, as_source(images), chosen.batch_size, 2**30)
     path = Greedy(host, features, chosen, Ledger(), lambda event: None)
-    path.search(None, 1e9)
+    path.search(1e9)
     return path
 
 

@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 from typing import Annotated, Any
 
+import torch
 import typer
 from rich.progress import Progress, SpinnerColumn, TextColumn
 from torch import Tensor
@@ -15,11 +16,14 @@ from patchslim.cli.common import AsJson, Device, console, open_device, report
 from patchslim.data import open_images
 from patchslim.errors import PatchslimError, first_words
 from patchslim.files import write_json
-from patchslim.measure import BenchConfig
+from patchslim.measure import BenchConfig, device_name
 from patchslim.measure import bench as measure
 from patchslim.measure.bench import by_dtype
-from patchslim.measure.memory import out_of_memory
+from patchslim.measure.forecast import Forecast, forecast
+from patchslim.plan import SlimPlan
 from patchslim.slim import load, load_host
+from patchslim.slim.store import PLAN
+from patchslim.timing.memory import out_of_memory
 
 FOLDER = "bench"  # in the run's
 
@@ -31,20 +35,30 @@ def bench(
         typer.Option("--data", metavar="SRC", help="Real images to time on [noise]; a threshold needs them."),
     ] = None,
     batch_size: Annotated[
-        str, typer.Option("--batch-size", metavar="B[,B…]", help="Images at a time; several are timed one by one.")
-    ] = "32",
+        str | None,
+        typer.Option(
+            "--batch-size",
+            metavar="B[,B…]",
+            help="Images at a time; several are timed one by one [32, or what the run was made for].",
+        ),
+    ] = None,
     dtype: Annotated[
-        str, typer.Option("--dtype", metavar="D[,D…]", help="float32, bfloat16, float16, or several of them.")
-    ] = "float32",
+        str | None,
+        typer.Option(
+            "--dtype",
+            metavar="D[,D…]",
+            help="float32, bfloat16, float16, or several of them [float32, or what the run was made for].",
+        ),
+    ] = None,
     mode: Annotated[
-        str,
+        str | None,
         typer.Option(
             "--mode",
             metavar="M[,M…]",
             help="eager, compiled, graph (CUDA graph), compiled-graph; auto is all of them on a GPU, else eager. "
-            "Each model is told by its best.",
+            "Each model is told by its best [auto, or what the run was made for].",
         ),
-    ] = "auto",
+    ] = None,
     compiled: Annotated[bool, typer.Option("--compile", help="Also with torch.compile: one more --mode.")] = False,
     autocast: Annotated[
         bool, typer.Option("--autocast", help="Leave the weights in float32 and autocast to the dtype.")
@@ -52,24 +66,31 @@ def bench(
     seconds: Annotated[
         float, typer.Option("--seconds", min=0.01, help="Time to spend on each model in each mode.")
     ] = 5.0,
+    quantize: Annotated[
+        str | None,
+        typer.Option("--quantize", metavar="W", help="Also with linear layers in int8 or float8 (float8 on a GPU)."),
+    ] = None,
     profile: Annotated[bool, typer.Option("--profile", help="Also show where the time goes, per block.")] = False,
     out: Annotated[
         Path | None,
-        typer.Option("--out", metavar="F", help="Results go here [RUN/bench/DEVICE_torchV_DTYPE.json]."),
+        typer.Option("--out", metavar="F", help="Results go here [RUN/bench/DEVICE_torchV_DTYPE[_W].json]."),
     ] = None,
     device: Device = None,
     as_json: AsJson = False,
 ) -> None:
-    """Time the slim model and its host side by side, and compare with what the MACs promise."""
+    """Time the slim model and its host side by side, and compare with what the MACs and the plan promise."""
+    place = open_device(device)
+    own = forecast_of(run, place)
+    usual = own.modes if own else ["auto"]
     config = BenchConfig(
-        batch_sizes=_numbers(batch_size),
-        dtypes=_words(dtype),
-        modes=[*_words(mode), *(["compiled"] if compiled else [])],
+        batch_sizes=_numbers(batch_size) if batch_size is not None else [own.batch_size if own else 32],
+        dtypes=_words(dtype) if dtype is not None else [own.dtype if own else "float32"],
+        modes=[*(_words(mode) if mode is not None else usual), *(["compiled"] if compiled else [])],
         seconds=seconds,
         autocast=autocast,
         profile=profile,
+        quantise=quantize,
     )
-    place = open_device(device)
     try:
         slim, host = load(run).to(place), load_host(run).to(place)
         check_place(Path(run) / FOLDER / "results.json" if out is None else out)
@@ -88,6 +109,13 @@ def bench(
     for note in notes(result):
         console.print(note, highlight=False)
     report(result | {"files": files}, as_json, text_of(result, files))
+
+
+def forecast_of(run: str, place: torch.device) -> Forecast | None:
+    """What the plan of a run predicts of its speed, if it was made for a speed-up on this device."""
+    path = Path(run) / PLAN
+    found = forecast(SlimPlan.load(path)) if path.exists() else None
+    return found if found is not None and found.device == device_name(place) else None
 
 
 def open_pixels(slim: Any, data: str, count: int) -> Tensor:

@@ -9,6 +9,8 @@ NAMES = {
     "slim": "the slim model",
     "baseline": "the host",
     "baseline_same_embedding": "the host with the same patch embedding",
+    "quantised": "the slim model, quantised",
+    "baseline_quantised": "the host with the same patch embedding, quantised",
 }
 
 
@@ -48,7 +50,24 @@ def _row(row: Mapping[str, Any]) -> list[str]:
             f"{_memory(row[f'{name}_peak_memory'])}): {row[f'speedup{end}']:.2f}×, "
             f"{row[f'share_of_ideal{end}']:.0%} of that"
         )
-    return lines
+    if row["predicted_speedup"] is not None:
+        lines.append(
+            f"  the plan predicted {row['predicted_speedup']:.2f}× against the host: measured "
+            f"{row['speedup'] / row['predicted_speedup'] - 1:+.1%}"
+        )
+    return lines + (_quantised(row) if "quantised_throughput" in row else [])
+
+
+def _quantised(row: Mapping[str, Any]) -> list[str]:
+    """What quantising adds."""
+    return [
+        f"  {NAMES['quantised']}, {row['quantised_throughput']:.1f} ({row['quantised_mode']}"
+        f"{_memory(row['quantised_peak_memory'])}): {row['quantised_over_slim']:.2f}× of the slim model, "
+        f"{row['quantised_over_baseline']:.2f}× of the host",
+        f"  against {NAMES['baseline_quantised']}, {row['baseline_quantised_throughput']:.1f} "
+        f"({row['baseline_quantised_mode']}{_memory(row['baseline_quantised_peak_memory'])}): "
+        f"{row['speedup_quantised']:.2f}×, {row['share_of_ideal_quantised']:.0%} of what the MACs promise",
+    ]
 
 
 def _memory(peak: int | None) -> str:

@@ -12,6 +12,7 @@ from rich.progress import Progress, SpinnerColumn, TextColumn
 from patchslim.cli.common import AsJson, console, note_skipped, report
 from patchslim.data import open_images
 from patchslim.export import Exported, Format, export, open_format
+from patchslim.export.cpu import this_cpu
 from patchslim.export.run import check_request
 from patchslim.slim import load
 
@@ -63,6 +64,7 @@ def result_of(run: Path, data: str | None, done: Exported) -> dict[str, Any]:
         "data": data,
         **asdict(found),
         "fp32": asdict(done.fp32),
+        "cpu": asdict(this_cpu()),
     }
 
 

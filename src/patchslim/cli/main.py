@@ -9,7 +9,7 @@ from typing import Any
 
 import typer
 
-from patchslim.cli import bench, demo, evaluate, export, finetune, inspect, slim
+from patchslim.cli import bench, compare, demo, evaluate, export, finetune, inspect, slim
 from patchslim.errors import PatchslimError, PatchslimWarning
 from patchslim.version import __version__
 
@@ -29,6 +29,7 @@ app.command("finetune")(finetune.finetune)
 app.command("eval")(evaluate.evaluate_model)
 app.command("bench")(bench.bench)
 app.command("export")(export.export_run)
+app.command("compare")(compare.compare_methods)
 
 
 def show_version(asked: bool) -> None:
@@ -55,7 +56,7 @@ def main() -> None:
     except PatchslimError as error:
         stop(str(error))
     except (KeyboardInterrupt, typer.Abort):
-        stop("Interrupted; `slim` and `finetune` go on where they were with the same command and --resume.")
+        stop("Interrupted; `slim`, `finetune` and `compare` go on where they were with the same command and --resume.")
     except OSError as error:
         where = f": {error.filename}" if error.filename else ""
         stop(f"A file can't be read or written ({error.strerror or error}{where}); check the path and the space left.")

@@ -86,6 +86,8 @@ def _words(event: Mapping[str, Any], info: HostInfo) -> tuple[str | None, str | 
     if kind == "stage":
         error = "taking derivatives" if event["error"] is None else f"error {event['error']:.3g}"
         return "removing", f"{event['macs_ratio']:.3f} of the MACs: {error}", None
+    if kind == "timing":
+        return "timing", event["what"], None
     if kind == "exact":
         return "scoring", "exact scores of every image", None
     if kind == "predictor":

@@ -31,11 +31,12 @@ from patchslim.errors import BudgetError
 from patchslim.hosts import HostInfo, inspect
 from patchslim.hosts.hf_open import ON_HUB, is_hf_name
 from patchslim.hosts.weights import weights_fingerprint
-from patchslim.plan import Mode, PredictorKind, Removed, Select
+from patchslim.plan import SPEED, Mode, PredictorKind, Removed, Select
 from patchslim.runs import SOURCE, check_folder, check_sweep_folder, make_run, make_sweep, run_name
 from patchslim.search import SearchConfig
 from patchslim.search.budget import check_reachable, reachable
 from patchslim.search.config import Score
+from patchslim.timing.place import place_of
 
 
 def slim(
@@ -55,6 +56,27 @@ def slim(
         str | None,
         typer.Option("--target-macs", metavar="R[,R…]", help="MACs to keep, e.g. 0.6; several give a run each."),
     ] = None,
+    target_speedup: Annotated[
+        float | None,
+        typer.Option(
+            "--target-speedup",
+            metavar="X",
+            help="How many times as fast as the model is now, on this device, e.g. 1.6: blocks are timed here.",
+        ),
+    ] = None,
+    speed_batch_size: Annotated[
+        int, typer.Option("--speed-batch-size", min=1, max=2**16, help="Of --target-speedup: images at a time.")
+    ] = 32,
+    speed_dtype: Annotated[
+        str, typer.Option("--speed-dtype", help="Of --target-speedup: float32, bfloat16 or float16.")
+    ] = "float32",
+    speed_mode: Annotated[
+        str,
+        typer.Option(
+            "--speed-mode",
+            help="Of --target-speedup: how models run, as in bench: eager, compiled, graph, compiled-graph, or auto.",
+        ),
+    ] = "auto",
     score: Annotated[Score | None, typer.Option("--score", help="What ranks the patches [effect].")] = None,
     select: Annotated[
         Select,
@@ -98,6 +120,10 @@ def slim(
     config = SearchConfig(
         tolerance=tolerance,
         target_macs=min(ratios, default=None),
+        target_speedup=target_speedup,
+        speed_batch_size=speed_batch_size,
+        speed_dtype=speed_dtype,
+        speed_mode=speed_mode,
         score=score,
         select=select,
         removed=removed,  # type: ignore[arg-type]  # None is resolved
@@ -128,6 +154,8 @@ def slim(
         "images": {"count": len(source), "fingerprint": source.fingerprint},
         SOURCE: data,
     }
+    if config.target_speedup is not None:
+        started["timed_on"] = place_of(place)  # times are those of a device
     with show_search(info) as listen:
         if len(ratios) > 1:
             about = started | {"ratios": ratios}
@@ -162,10 +190,21 @@ def note_generous(info: HostInfo, config: SearchConfig, target: float) -> None:
 
 
 def summary(folder: Path, metrics: dict[str, Any]) -> str:
-    """Two lines for a person."""
+    """Two lines for a person, or three."""
     counts = ", ".join(str(count) for count in metrics["patches_per_block"])
     return (
         f"{folder}: {metrics['macs'] / 1e9:.4g} GMACs per image, {metrics['macs_ratio']:.3f} of the host's "
         f"{metrics['host_macs'] / 1e9:.4g}, in {metrics['seconds']:.0f} s\n"
-        f"patches per block: {counts}"
+        f"patches per block: {counts}{predicted(metrics)}"
+    )
+
+
+def predicted(metrics: dict[str, Any]) -> str:
+    """What a plan for a speed-up says of it."""
+    if SPEED not in metrics:
+        return ""
+    speed = metrics[SPEED]
+    return (
+        f"\npredicted: {speed['predicted']:.2f}× as fast as the host, asked for {speed['asked']:g}× "
+        f"({speed['device']}, batch {speed['batch_size']}, {speed['dtype']}, {speed['mode']})"
     )

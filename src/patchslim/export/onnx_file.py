@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from types import MappingProxyType
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -12,14 +13,16 @@ from torch import Tensor, nn
 from patchslim.data import ImageSource
 from patchslim.errors import ExportError, first_words
 from patchslim.export.calibration import Arrays, Reader
-from patchslim.export.packages import need, quiet
 from patchslim.export.program import info_of, plain_attention, to_program, without_select
+from patchslim.packages import need, quiet
 
 KEY = "patchslim"  # of the metadata
 INPUT, OUTPUT = "images", "logits"
 BATCH = 8  # images that calibration runs at a time
 LARGEST = 2**31 - 2**20  # bytes of weights: a protobuf ends at 2 GiB
 LINEAR = ["MatMul", "Gemm"]
+AVERAGED: Mapping[str, Any] = MappingProxyType({"CalibMovingAverage": True})  # extremes of a batch, not of all images
+Ranges = Literal["MinMax", "Percentile", "Entropy"]
 NO_LIMIT = 2**62  # a slice or a transpose of a weight is a weight, however large
 
 
@@ -57,10 +60,15 @@ def _describe_(proto: Any, metadata: str) -> None:
 
 
 def session(path: Path, threads: int | None = None) -> Any:
-    """An ONNX Runtime session on the CPU, with as many threads as torch has."""
+    """An ONNX Runtime session on the CPU, with as many threads as torch has.
+
+    Its threads rest when a call is over: by default they go on looking for work, and take the cores from whatever
+    runs next in the process, another session or torch.
+    """
     runtime = need("onnxruntime")
     options = runtime.SessionOptions()
     options.intra_op_num_threads = threads or torch.get_num_threads()
+    options.add_session_config_entry("session.force_spinning_stop", "1")
     options.log_severity_level = 3
     try:
         return runtime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
@@ -87,10 +95,20 @@ def read_text(path: Path) -> str | None:
     return next((entry.value for entry in proto.metadata_props if entry.key == KEY), None)
 
 
-def quantise(source: Path, target: Path, images: ImageSource, metadata: str) -> None:
+def quantise(
+    source: Path,
+    target: Path,
+    images: ImageSource,
+    metadata: str,
+    *,
+    ranges: Ranges = "MinMax",
+    signed: bool = False,
+    options: Mapping[str, Any] = AVERAGED,
+) -> None:
     """Write the INT8 version of a file: linear layers only, weights per output channel, inputs by what images give.
 
-    Attention's own products stay in fp32, and so do all outputs, to stay closer to the fp32 model's answers.
+    Attention's own products stay in fp32, and so do all outputs. `ranges` is ONNX Runtime's name of how an input's
+    range comes from what the images give, `options` are further ones of its own; docs/decisions.md compares them.
     """
     onnx, quantization = need("onnx"), need("onnxruntime.quantization")
     linear = _linear_layers(onnx.load(source).graph)
@@ -104,9 +122,10 @@ def quantise(source: Path, target: Path, images: ImageSource, metadata: str) -> 
                 op_types_to_quantize=LINEAR,
                 nodes_to_quantize=linear,
                 per_channel=True,
-                activation_type=quantization.QuantType.QUInt8,
+                calibrate_method=quantization.CalibrationMethod[ranges],
+                activation_type=quantization.QuantType.QInt8 if signed else quantization.QuantType.QUInt8,
                 weight_type=quantization.QuantType.QInt8,
-                extra_options={"OpTypesToExcludeOutputQuantization": LINEAR},
+                extra_options={"OpTypesToExcludeOutputQuantization": LINEAR, **options},
             )
     except ExportError:
         raise

@@ -14,7 +14,7 @@ from patchslim.data import ImageSource
 from patchslim.errors import ExportError, first_words
 from patchslim.export import onnx_file
 from patchslim.export.calibration import Arrays
-from patchslim.export.packages import need, need_nncf, quiet
+from patchslim.packages import need, need_nncf, quiet
 
 KEY = "patchslim"  # of the metadata, in rt_info
 SMOOTH = 0.5
@@ -81,11 +81,18 @@ def read_text(path: Path) -> str | None:
     return str(graph.get_rt_info([KEY]).value) if graph.has_rt_info([KEY]) else None
 
 
-def quantise(source: Path, target: Path, images: ImageSource, metadata: str) -> None:
+def quantise(
+    source: Path,
+    target: Path,
+    images: ImageSource,
+    metadata: str,
+    *,
+    smooth: float = SMOOTH,
+    correct_biases: bool = False,
+) -> None:
     """Write the INT8 version of a file, by nncf's settings for transformers; attention's own products stay in fp32.
 
-    Outliers move from inputs to weights as far as SmoothQuant's paper says (0.5): with nncf's 0.95
-    fewer of DeiT-Ti's answers stay the fp32 model's.
+    `smooth` is how far outliers move from inputs to weights, SmoothQuant's α; docs/decisions.md compares both settings.
     """
     nncf, graph = need_nncf(), _read(source)
     try:
@@ -97,8 +104,8 @@ def quantise(source: Path, target: Path, images: ImageSource, metadata: str) -> 
                 subset_size=len(images),
                 ignored_scope=nncf.IgnoredScope(names=_attention_products(graph), validate=False),
                 advanced_parameters=nncf.AdvancedQuantizationParameters(
-                    smooth_quant_alphas=nncf.AdvancedSmoothQuantParameters(matmul=SMOOTH),
-                    disable_bias_correction=True,
+                    smooth_quant_alphas=nncf.AdvancedSmoothQuantParameters(matmul=smooth),
+                    disable_bias_correction=not correct_biases,
                 ),
             )
     except Exception as error:

@@ -10,9 +10,9 @@ from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 
 from patchslim.errors import ExportError, first_words
-from patchslim.export.packages import quiet
 from patchslim.hosts import HostInfo, answer_of, inspect
 from patchslim.hosts.hf_parts import hf_class
+from patchslim.packages import quiet
 from patchslim.slim import SlimModel
 
 LARGEST_BATCH = 2**16

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from patchslim.errors import ExportError, first_words
-from patchslim.export.packages import quiet
 from patchslim.export.program import info_of, to_program
+from patchslim.packages import quiet
 
 EXTRA = "patchslim.json"  # the metadata's name among the archive's extra files
 

@@ -13,10 +13,10 @@ from patchslim.data import ImageSource, as_source
 from patchslim.errors import ExportError, PlanError
 from patchslim.export.formats import Format, open_format
 from patchslim.export.metadata import metadata_of
-from patchslim.export.packages import need, need_nncf
 from patchslim.export.parity import Parity, check, compare, noise
 from patchslim.export.program import check_exportable, info_of, portable
 from patchslim.hosts import HostInfo
+from patchslim.packages import need, need_nncf
 
 WORST = 50.0  # percent of answers that an INT8 file has to share with the model: below, it is broken and not coarse
 

@@ -5,6 +5,7 @@ from patchslim.hosts.find import inspect, open_host, open_slim, rebuild_host
 from patchslim.hosts.hf_data import hf_data_settings
 from patchslim.hosts.hf_open import open_hf
 from patchslim.hosts.hf_vit import answer_of
+from patchslim.hosts.split_qkv import split_qkv_
 from patchslim.hosts.timm_embed import with_matmul_embed
 
 __all__ = [
@@ -19,5 +20,6 @@ __all__ = [
     "open_host",
     "open_slim",
     "rebuild_host",
+    "split_qkv_",
     "with_matmul_embed",
 ]

@@ -95,6 +95,12 @@ class BlockMath(Protocol):
     def compute(self, block: nn.Module, kept: Tensor, incoming: Incoming, mix: Mix) -> Tensor:
         """Queries from `kept` (B, n, d), keys and values from `incoming` → (B, n, d)."""
 
+    def attend(self, block: nn.Module, x: Tensor, mix: Mix) -> Tensor:
+        """The first half of a block, attention and its shortcut, for every token: (B, n, d) → (B, n, d)."""
+
+    def feed(self, block: nn.Module, x: Tensor) -> Tensor:
+        """The second half, MLP and its shortcut: (B, n, d) → (B, n, d)."""
+
     def class_attention(self, block: nn.Module, incoming: Incoming, size: Tensor | None) -> Tensor:
         """How the first token attends to all, averaged over heads: (B, n_in), rows sum to 1."""
 

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from patchslim.hosts.attention import Mix, plain
 from patchslim.hosts.base import Incoming
 from patchslim.hosts.fast import KERNELS, kernels_for
+from patchslim.hosts.split_qkv import SplitQkv
 
 if KERNELS:
     from patchslim.hosts import kernels
@@ -36,7 +37,8 @@ def project(attn: Any, y: Tensor, n: int, axis: int = 1) -> tuple[Tensor, Tensor
 
     y (B, n_in, d), or (n_in, B, d) with tokens along axis 0 → q (B, H, n, d_h), k and v (B, H, n_in, d_h).
     """
-    if n == y.shape[axis] or (axis == 0 and n >= ONE_PRODUCT * y.shape[0]):
+    whole = axis == 0 and n >= ONE_PRODUCT * y.shape[0] and not isinstance(attn.qkv, SplitQkv)
+    if whole or n == y.shape[axis]:
         q, k, v = (_heads(attn, part, axis) for part in attn.qkv(y).chunk(3, dim=-1))
         return through(attn.q_norm, q[:, :, :n]), through(attn.k_norm, k), v
     return queries(attn, y.narrow(axis, 0, n), axis), *keys_values(attn, y, axis)
@@ -44,17 +46,29 @@ def project(attn: Any, y: Tensor, n: int, axis: int = 1) -> tuple[Tensor, Tensor
 
 def queries(attn: Any, y: Tensor, axis: int = 1) -> Tensor:
     """y (B, n, d) or, with tokens along axis 0, (n, B, d) → (B, H, n, d_h)."""
-    split = attn.attn_dim
-    bias = None if attn.qkv.bias is None else attn.qkv.bias[:split]
-    return through(attn.q_norm, _heads(attn, F.linear(y, attn.qkv.weight[:split], bias), axis))
+    return through(attn.q_norm, _heads(attn, _of_queries(attn, y), axis))
 
 
 def keys_values(attn: Any, y: Tensor, axis: int = 1) -> tuple[Tensor, Tensor]:
     """y (B, n_in, d) or, with tokens along axis 0, (n_in, B, d) → k and v (B, H, n_in, d_h)."""
-    split = attn.attn_dim
-    bias = None if attn.qkv.bias is None else attn.qkv.bias[split:]
-    k, v = (_heads(attn, part, axis) for part in F.linear(y, attn.qkv.weight[split:], bias).chunk(2, dim=-1))
+    k, v = (_heads(attn, part, axis) for part in _of_keys_values(attn, y).chunk(2, dim=-1))
     return through(attn.k_norm, k), v
+
+
+def _of_queries(attn: Any, y: Tensor) -> Tensor:
+    """The queries' rows of `qkv`: (B, n, d) → (B, n, H · d_h)."""
+    if isinstance(attn.qkv, SplitQkv):
+        return attn.qkv.q(y)  # type: ignore[no-any-return]
+    bias = None if attn.qkv.bias is None else attn.qkv.bias[: attn.attn_dim]
+    return F.linear(y, attn.qkv.weight[: attn.attn_dim], bias)
+
+
+def _of_keys_values(attn: Any, y: Tensor) -> Tensor:
+    """The keys' and values' rows of `qkv`: (B, n_in, d) → (B, n_in, 2 · H · d_h)."""
+    if isinstance(attn.qkv, SplitQkv):
+        return attn.qkv.kv(y)  # type: ignore[no-any-return]
+    bias = None if attn.qkv.bias is None else attn.qkv.bias[attn.attn_dim :]
+    return F.linear(y, attn.qkv.weight[attn.attn_dim :], bias)
 
 
 def _heads(attn: Any, projected: Tensor, axis: int) -> Tensor:
@@ -74,8 +88,17 @@ def attend(attn: Any, q: Tensor, k: Tensor, v: Tensor, mix: Mix, axis: int = 1) 
 
 def rest(block: Any, kept: Tensor, attended: Tensor) -> Tensor:
     """Both shortcuts and the MLP, on the kept tokens: (B, n, d), (B, n, d) → (B, n, d), or all of them (n, B, d)."""
-    kept = kept + through(block.drop_path1, through(block.ls1, attended))
-    return kept + through(block.drop_path2, through(block.ls2, block.mlp(block.norm2(kept))))
+    return feed(block, first_shortcut(block, kept, attended))
+
+
+def first_shortcut(block: Any, x: Tensor, attended: Tensor) -> Tensor:
+    """Attention's output added to its input: (B, n, d), (B, n, d) → (B, n, d)."""
+    return x + through(block.drop_path1, through(block.ls1, attended))
+
+
+def feed(block: Any, x: Tensor) -> Tensor:
+    """The MLP and its shortcut: (B, n, d) → (B, n, d)."""
+    return x + through(block.drop_path2, through(block.ls2, block.mlp(block.norm2(x))))
 
 
 def attention_map(block: Any, x: Tensor, n: int) -> Tensor:
@@ -118,6 +141,15 @@ class TimmBlockMath:
         """Eq. 2 with any tokens for queries: kept (B, n, d) → (B, n, d)."""
         y = incoming.y if kept is incoming.x else block.norm1(kept)
         return rest(block, kept, attend(block.attn, queries(block.attn, y), incoming.k, incoming.v, mix))
+
+    def attend(self, block: Any, x: Tensor, mix: Mix) -> Tensor:
+        """Attention and its shortcut, for every token: (B, n, d) → (B, n, d)."""
+        attended = attend(block.attn, *project(block.attn, block.norm1(x), x.shape[1]), mix)
+        return first_shortcut(block, x, attended)
+
+    def feed(self, block: Any, x: Tensor) -> Tensor:
+        """The MLP and its shortcut: (B, n, d) → (B, n, d)."""
+        return feed(block, x)
 
     def class_attention(self, block: Any, incoming: Incoming, size: Tensor | None) -> Tensor:
         """How the first token attends to all, averaged over heads: (B, n_in), rows sum to 1."""

@@ -2,11 +2,10 @@
 
 from patchslim.measure.accuracy import Accuracy, evaluate, evaluate_pair
 from patchslim.measure.bench import BenchConfig, bench
-from patchslim.measure.compare import compare, device_name
-from patchslim.measure.latency import Timing, time_side_by_side
+from patchslim.measure.compare import compare
 from patchslim.measure.paired import Paired, paired
 from patchslim.measure.profile import profile
-from patchslim.measure.running import DTYPES
+from patchslim.timing import DTYPES, Timing, device_name, time_side_by_side
 
 __all__ = [
     "DTYPES",

@@ -12,18 +12,21 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from patchslim.errors import PatchslimError, first_words
+from patchslim.errors import PatchslimError
 from patchslim.hosts import with_matmul_embed
-from patchslim.measure.compare import device_name, ideal_speedup
-from patchslim.measure.latency import Clock, Timing, in_turns
-from patchslim.measure.memory import fitting, out_of_memory
-from patchslim.measure.modes import Prepared, modes_for, prepare
+from patchslim.measure.compare import ideal_speedup
+from patchslim.measure.forecast import forecast
+from patchslim.measure.numbers import model_row, numbers
 from patchslim.measure.profile import profile
-from patchslim.measure.running import DTYPES, in_dtype
+from patchslim.quantise import check_way, quantised
 from patchslim.slim import SlimModel
+from patchslim.timing import DTYPES, Clock, Contest, device_name
+from patchslim.timing.memory import fitting
+from patchslim.timing.modes import modes_for
+from patchslim.timing.running import in_dtype
 
 MOST_IMAGES = 2**16  # in a batch
-BASELINES = {"baseline": "", "baseline_same_embedding": "_same_embedding"}  # and how their numbers' names end
+QUANTISED = {"quantised": "slim", "baseline_quantised": "baseline_same_embedding"}  # and what each is made from
 
 
 @dataclass(frozen=True)
@@ -36,6 +39,7 @@ class BenchConfig:
     seconds: float = 3.0
     autocast: bool = False
     profile: bool = False
+    quantise: str | None = None  # time quantised models too: int8 or float8
 
     def __post_init__(self) -> None:
         for size in self.batch_sizes:
@@ -48,6 +52,8 @@ class BenchConfig:
             raise PatchslimError("Give at least one batch size, one dtype and one mode.")
         if not 0 < self.seconds < math.inf:
             raise PatchslimError(f"The seconds to spend have to be more than 0, and {self.seconds} is not.")
+        if self.quantise is not None and self.autocast:
+            raise PatchslimError("Quantised layers take weights of the dtype itself; leave autocast out.")
 
 
 def bench(
@@ -59,7 +65,8 @@ def bench(
     tell: Callable[[str], None] = lambda what: None,
     clock: Clock = time.perf_counter,
 ) -> dict[str, Any]:
-    """Throughput of a slim model, of its host, and of the host with the slim model's patch embedding.
+    """Throughput of a slim model, of its host, and of the host with the slim model's patch embedding; of the slim
+    model and the latter once more with quantised layers, where the config asks for it.
 
     `images` (K, C, H, W) are repeated to fill a batch; noise does unless the plan has thresholds. Models are timed
     where they are. The result has a row for every dtype and batch size, and the first row's numbers once more on top.
@@ -68,16 +75,20 @@ def bench(
     config = config or BenchConfig()
     device, threshold = next(slim.parameters()).device, slim.plan.mode == "threshold"
     modes = modes_for(config.modes, device, threshold)
+    if config.quantise is not None:
+        for dtype in config.dtypes:
+            check_way(config.quantise, device, DTYPES[dtype])
     if threshold and images is None:
         raise PatchslimError("How much a run with thresholds computes depends on the images; give some with --data.")
-    rows = []
+    own, rows = forecast(slim.plan), []
     for dtype in config.dtypes:
         case = _Case(slim, host, config, dtype, modes, images, tell, clock)
         for size in dict.fromkeys(config.batch_sizes):
             row = fitting(size, case.row, device_name(device))
             reduced = None if row["batch_size"] == size else row["batch_size"]
-            rows.append(row | {"asked_batch_size": size, "reduced_batch": reduced})
-    return about(device, modes) | summary(rows)
+            known = own.predicted if own and own.holds_for(row, device_name(device), modes) else None
+            rows.append(row | {"asked_batch_size": size, "reduced_batch": reduced, "predicted_speedup": known})
+    return about(device, modes) | {"quantised_to": config.quantise} | summary(rows)
 
 
 def about(device: torch.device, modes: Sequence[str]) -> dict[str, Any]:
@@ -97,10 +108,11 @@ def summary(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def by_dtype(result: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """A file name for each dtype of a result, by device, torch and dtype; and what goes into it."""
+    """A file name for each dtype of a result, by device, torch, dtype and quantisation; and what goes into it."""
     found: dict[str, dict[str, Any]] = {}
     for dtype in dict.fromkeys(row["dtype"] for row in result["rows"]):
-        words = (result["device"], f"torch{result['torch']}", dtype)
+        words = [result["device"], f"torch{result['torch']}", dtype]
+        words += [result["quantised_to"]] if result.get("quantised_to") else []
         name = "_".join(re.sub(r"[^a-z0-9.+-]+", "-", word.lower()).strip("-") for word in words)
         rows = [row for row in result["rows"] if row["dtype"] == dtype]
         found[f"{name}.json"] = {**result, **summary(rows)}
@@ -121,31 +133,28 @@ class _Case:
         tell: Callable[[str], None],
         clock: Clock,
     ) -> None:
-        self.slim, self.config, self.dtype, self.modes = slim, config, dtype, modes
-        self.images, self.tell, self.clock = images, tell, clock
-        self.autocast = dtype if config.autocast and dtype != "float32" else None
+        self.slim, self.config, self.dtype, self.images = slim, config, dtype, images
+        self.contest = Contest(modes, dtype, config.autocast, config.seconds, clock, tell)
         self.weights = "float32" if config.autocast else dtype
         three = {"slim": slim, "baseline": host, "baseline_same_embedding": with_matmul_embed(host)}
         self.models = {name: in_dtype(model, self.weights) for name, model in three.items()}
 
     def row(self, size: int) -> dict[str, Any]:
         """All numbers of one batch size."""
-        if any(mode.startswith("compiled") for mode in self.modes):
-            torch.compiler.reset()  # else another batch size counts against the compiler's patience
         batch = self._batch(size)
         ideal = ideal_speedup(self.slim, batch)
         batch = batch.to(DTYPES[self.weights])
-        prepared = {name: self._prepare(name, batch) for name in self.models}
-        self._say("timing", size)
-        ways = [(name, mode) for name, own in prepared.items() for mode in own.ready]
-        calls = [prepared[name].ready[mode].call for name, mode in ways]
-        timings = in_turns(calls, batch.device, self.config.seconds, self.clock)
-        times: dict[str, dict[str, Timing]] = {name: {} for name in prepared}
-        for (name, mode), timing in zip(ways, timings, strict=True):
-            times[name][mode] = timing
-        models = {name: _model_row(prepared[name], times[name], size) for name in prepared}
-        row = {"batch_size": size, "dtype": self.dtype, "autocast": self.autocast is not None}
-        return row | _numbers(models, ideal) | {"models": models} | self._profile(batch)
+        contenders = self.models | self._quantised(batch)
+        models = {name: model_row(timed, size) for name, timed in self.contest.time(contenders, batch).items()}
+        row = {"batch_size": size, "dtype": self.dtype, "autocast": self.contest.autocast_to is not None}
+        return row | numbers(models, ideal) | {"models": models} | self._profile(batch)
+
+    def _quantised(self, batch: Tensor) -> dict[str, nn.Module]:
+        """The slim model and the host, both quantised, where that is asked for."""
+        if self.config.quantise is None:
+            return {}
+        self.contest.say("quantising", len(batch))
+        return {name: quantised(self.models[plain], self.config.quantise, batch) for name, plain in QUANTISED.items()}
 
     def _batch(self, size: int) -> Tensor:
         """(size, C, H, W) on the models' device."""
@@ -155,50 +164,10 @@ class _Case:
         images = self.images[:size].to(device)
         return images.repeat(-(-size // len(images)), 1, 1, 1)[:size]
 
-    def _prepare(self, name: str, batch: Tensor) -> Prepared:
-        self._say(f"preparing {name.replace('_', ' ')}", len(batch))
-        try:
-            return prepare(self.models[name], batch, self.modes, self.autocast)
-        except RuntimeError as error:
-            if out_of_memory(error) or "not implemented" not in str(error):
-                raise
-            where = device_name(batch.device)
-            raise PatchslimError(
-                f"{where} can't compute in {self.dtype} ({first_words(error)}); choose another dtype."
-            ) from None
-
     def _profile(self, batch: Tensor) -> dict[str, Any]:
         if not self.config.profile:
             return {}
-        self._say("profiling", len(batch))
-        settings: dict[str, Any] = {"autocast": self.autocast, "seconds": self.config.seconds, "clock": self.clock}
+        self.contest.say("profiling", len(batch))
+        settings: dict[str, Any] = {"seconds": self.config.seconds, "clock": self.contest.clock}
+        settings["autocast"] = self.contest.autocast_to
         return {"profile": profile(self.models, self.slim.host_info, batch, **settings)}
-
-    def _say(self, what: str, size: int) -> None:
-        self.tell(f"{what}, batch {size}, {self.dtype}")
-
-
-def _model_row(prepared: Prepared, times: Mapping[str, Timing], size: int) -> dict[str, Any]:
-    modes = {
-        mode: {
-            "throughput": timing.throughput(size),
-            "seconds_per_batch": timing.seconds,
-            "peak_memory": prepared.ready[mode].peak_memory,
-        }
-        for mode, timing in times.items()
-    }
-    best = min(times, key=lambda mode: times[mode].median)
-    return {"best": best, "modes": modes, "failed": prepared.failed}
-
-
-def _numbers(models: Mapping[str, Any], ideal: float) -> dict[str, Any]:
-    """Each model's best mode, and what the slim model gains on both baselines."""
-    found: dict[str, Any] = {"ideal_speedup": ideal}
-    for name, model in models.items():
-        start = "" if name == "slim" else f"{name}_"
-        found |= {f"{start}mode": model["best"]}
-        found |= {f"{start}{key}": value for key, value in model["modes"][model["best"]].items()}
-    for name, end in BASELINES.items():
-        speedup = found[f"{name}_seconds_per_batch"][1] / found["seconds_per_batch"][1]
-        found |= {f"speedup{end}": speedup, f"share_of_ideal{end}": speedup / ideal}
-    return found

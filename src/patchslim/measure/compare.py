@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from patchslim.macs import host_macs
-from patchslim.measure.latency import time_side_by_side
 from patchslim.slim import SlimModel
+from patchslim.timing import device_name, time_side_by_side
 
 
 def compare(
@@ -40,8 +40,3 @@ def compare(
 def ideal_speedup(slim: SlimModel, batch: Tensor) -> float:
     """What the MACs of a batch (B, C, H, W) promise: the host's over the slim model's mean."""
     return host_macs(slim.host_info) / float(slim.image_macs(batch).double().mean())
-
-
-def device_name(place: torch.device) -> str:
-    """The GPU's own name, or cpu."""
-    return torch.cuda.get_device_name(place) if place.type == "cuda" else place.type

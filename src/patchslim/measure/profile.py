@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from patchslim.hosts import HostInfo, open_slim
-from patchslim.measure.latency import Clock, wait_for
-from patchslim.measure.running import running
+from patchslim.timing.latency import Clock, wait_for
+from patchslim.timing.running import running
 
 LEAST_ROUNDS, MOST_ROUNDS = 3, 50
 

@@ -43,7 +43,7 @@ def ranks_of(
     The sources hold the same images, each as its model wants them; one that is given twice is read once.
     """
     for images in sources:
-        _check_labelled(images)
+        check_labelled(images)
     found: list[list[tuple[Tensor, Tensor | None]]] = [[] for _ in models]
     unlabelled = 0
     with ExitStack() as stack:
@@ -115,7 +115,8 @@ def _joined(batches: list[tuple[Tensor, Tensor | None]], unlabelled: int, skippe
     return Ranks(torch.cat([ranks for ranks, _ in batches]), unlabelled, skipped, torch.cat(macs) if macs else None)
 
 
-def _check_labelled(images: ImageSource) -> None:
+def check_labelled(images: ImageSource) -> None:
+    """Raise DataError where no image has a label."""
     if not images.labelled:
         raise DataError(
             f"{images.name} has no labels, and accuracy needs them: give class folders or shards with .cls files."

@@ -45,7 +45,7 @@ class ConvStem(nn.Module):
         self.inner_size = (math.ceil(img_size[0] / 2), math.ceil(img_size[1] / 2))  # the image's size after conv1
         self.img_size, self.patch_size = img_size, (patch_size, patch_size)
         if patch_size % 2:
-            raise UnsupportedModel(f"LV-ViT's patches have an even side, not {patch_size}")
+            raise UnsupportedModel(f"LV-ViT's patches have an even side, not {patch_size}.")
         side = patch_size // 2
         self.grid_size = (self.inner_size[0] // side, self.inner_size[1] // side)
         check_grid(img_size, self.grid_size, patch_size)
@@ -96,7 +96,7 @@ class LVViT(StemViT):
     ) -> None:
         if readout not in get_args(HeadReadout):
             raise UnsupportedModel(
-                f"LV-ViT has no readout {readout!r}; choose one of {', '.join(get_args(HeadReadout))}"
+                f"LV-ViT has no readout {readout!r}; choose one of {', '.join(get_args(HeadReadout))}."
             )
         stem = ConvStem(to_2tuple(img_size), patch_size, in_chans, stem_width, embed_dim)
         super().__init__(

@@ -158,5 +158,5 @@ def check_grid(img_size: tuple[int, int], grid: tuple[int, int], patch: int) -> 
     if grid != wanted or min(grid) < 1:
         height, width = img_size
         raise UnsupportedModel(
-            f"Images of {height}×{width} pixels don't fit this model's patches; make both sides multiples of {patch}"
+            f"Images of {height}×{width} pixels don't fit this model's patches; make both sides multiples of {patch}."
         )

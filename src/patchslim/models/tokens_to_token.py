@@ -76,7 +76,8 @@ class TokenPerformer(nn.Module):
         k_features, q_features = self._features(k), self._features(q)  # (B, n, m)
         normaliser = q_features @ k_features.sum(dim=1, keepdim=True).transpose(1, 2)  # (B, n, 1)
         summed = k_features.transpose(1, 2) @ v.to(k_features.dtype)  # (B, m, out_dim)
-        mixed = (SCALE * (q_features @ summed) / (SCALE * normaliser + 1)).to(v.dtype)
+        above, below = ((SCALE * part.to(k_features.dtype)) for part in (q_features @ summed, normaliser))
+        mixed = (above / (below + 1)).to(v.dtype)
         x = v + self.dp(self.proj(mixed))  # widths differ, so the shortcut starts at the values
         return x + self.mlp(self.norm2(x))  # type: ignore[no-any-return]
 
@@ -143,7 +144,7 @@ class TokensToToken(nn.Module):
     ) -> None:
         super().__init__()
         if tokens_type not in get_args(TokensType):
-            raise UnsupportedModel(f"There is no tokens_type {tokens_type!r}; choose one of performer, transformer")
+            raise UnsupportedModel(f"There is no tokens_type {tokens_type!r}; choose one of performer, transformer.")
         grids = [img_size]
         for split in splits:
             height, width = grids[-1]

@@ -94,9 +94,9 @@ class Blockwise:
         """Relative error of block `layer` per image (B,): of the rows it computes, of the last what the head reads."""
         x: Any = pair[0]
         with tracking(self.student):
-            output: State = self.student.blocks[layer - 1](x)
+            output: State = self.student.blocks[layer - 1](x, None)
         with torch.no_grad():
-            target = self.teacher.blocks[layer - 1](pair[1])
+            target = self.teacher.blocks[layer - 1](pair[1], None)
         if layer < self.student.info.depth:
             return relative_error(*self.rows.pair(layer, output, target))
         assert isinstance(output, Tensor)

@@ -13,24 +13,25 @@ from patchslim.data import ImageSource, TrainingSource, as_source
 from patchslim.errors import DataError, RecoverError
 from patchslim.hosts import Host, HostInfo, open_host
 from patchslim.recover.parts import Parts, check_images
-from patchslim.slim import SlimModel, is_slim
+from patchslim.slim.model import info_of
 
 NAMES = ("name", "family", "parameters", "blocks")  # what may differ, and what follows from the rest
 
 
-def check_slim(slim: nn.Module) -> SlimModel:
-    """The model, if it is a slim one."""
-    if not isinstance(slim, SlimModel):
+def check_slim(slim: nn.Module) -> HostInfo:
+    """The host that a model was made from, if it was."""
+    info = info_of(slim)
+    if info is None:
         raise RecoverError("Only a slim model can be recovered; make one with patchslim.slim or load a run.")
-    return slim
+    return info
 
 
-def open_teacher(teacher: nn.Module, slim: SlimModel) -> Host:
+def open_teacher(teacher: nn.Module, slim: nn.Module, info: HostInfo) -> Host:
     """A frozen copy of the original network on the slim model's device; RecoverError when it is another network."""
-    if is_slim(teacher):
+    if info_of(teacher) is not None:
         raise RecoverError("The teacher is a slim model; give the network that this one was made from.")
     host = open_host(copy.deepcopy(teacher).eval().requires_grad_(False).to(next(slim.parameters()).device))
-    own, other = asdict(slim.host_info), asdict(host.info)
+    own, other = asdict(info), asdict(host.info)
     for name in own:
         if name not in NAMES and own[name] != other[name]:
             raise RecoverError(

@@ -53,7 +53,7 @@ class RecoverConfig:
     crop_scale: float = 0.35  # smallest share of the picture that a training view shows
     amp: Amp = "auto"  # bf16 on a GPU
     cache_gib: float = 4.0  # bound on features cached block by block; past it they are computed again
-    pictures_gib: float = 8.0  # bound on pictures kept decoded; past it they are decoded anew in every epoch
+    pictures_gib: float = 4.0  # bound on pictures kept decoded; past it they are decoded anew in every epoch
     seed: int = 0
 
     def __post_init__(self) -> None:

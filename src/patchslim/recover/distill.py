@@ -20,10 +20,11 @@ class Distillation:
     name = "distillation"
     labels = False
 
-    def __init__(self, teacher: Host, plan: SlimPlan, config: RecoverConfig, device: torch.device) -> None:
+    def __init__(self, teacher: Host, plan: SlimPlan | None, config: RecoverConfig, device: torch.device) -> None:
+        """Without a plan nobody knows what a patch token stands for, so patches are not compared."""
         self.teacher, self.plan, self.config = teacher, plan, config
-        self.rows = Rows(plan, device)
-        self.layer = _deepest(plan) if config.patch_weight else None
+        self.rows = None if plan is None else Rows(plan, device)
+        self.layer = _deepest(plan) if plan is not None and config.patch_weight else None
 
     def loss(self, student: Host, images: Tensor, labels: Tensor) -> Tensor:
         """The mean loss of a batch on the student's device: (B, C, H, W) → ()."""
@@ -48,7 +49,7 @@ class Distillation:
         weight = config.feature_weight or (0.0 if self.teacher.info.classes else 1.0)
         if weight:
             loss = loss + weight * relative_error(own.features.float(), taught.features.float()).mean()
-        if self.layer is not None:
+        if self.layer is not None and self.rows is not None:
             computed, reference = self.rows.pair(self.layer, own.inner, taught.inner)
             loss = loss + config.patch_weight * relative_error(computed, reference).mean()
         return loss

@@ -11,7 +11,7 @@ from patchslim.recover.config import RecoverConfig
 from patchslim.recover.distill import Distillation
 from patchslim.recover.outputs import outputs, tracking
 from patchslim.recover.parts import Parts
-from patchslim.slim.model import counting
+from patchslim.slim.model import counting, keeps_alike
 
 
 @torch.no_grad()
@@ -21,7 +21,7 @@ def measure(student: Host, distillation: Distillation, parts: Parts, config: Rec
     Where images keep different numbers of patches, also the mean MACs: they change with what G reads.
     """
     model: Any = student.model
-    device, packed = next(model.parameters()).device, model.plan.mode == "threshold"
+    device, packed = next(model.parameters()).device, not keeps_alike(model)
     loss, agree, count = 0.0, 0, 0
     with counting(model) if packed else tracking(student, distillation.layer is not None) as counts:
         for batch, _ in parts.held_out_batches():

@@ -7,16 +7,17 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from patchslim.hosts import Host, open_slim
+from patchslim.recover.checks import check_slim
 from patchslim.recover.rows import State
-from patchslim.slim.model import SlimModel, watching
+from patchslim.slim.model import watching
 
 
-def open_student(slim: SlimModel) -> Host:
+def open_student(slim: nn.Module) -> Host:
     """A copy to train."""
-    return open_slim(copy.deepcopy(slim).eval(), slim.host_info)
+    return open_slim(copy.deepcopy(slim).eval(), check_slim(slim))
 
 
 class Outputs(NamedTuple):

@@ -13,20 +13,19 @@ from patchslim.hosts.weights import weights_fingerprint
 from patchslim.recover.checkpoint import Keeper
 from patchslim.recover.checks import check_slim, open_teacher, training_source
 from patchslim.recover.config import RecoverConfig
-from patchslim.recover.stages import Recovered, Recovery
+from patchslim.recover.stages import Made, Recovered, Recovery
 from patchslim.search.topdown import Listener
-from patchslim.slim import SlimModel
 
 
 def finetune(
-    slim: nn.Module,
+    slim: Made,
     teacher: nn.Module,
     images: ImageSource | Tensor,
     config: RecoverConfig | None = None,
     *,
     checkpoint: str | Path | None = None,
     listen: Listener = lambda event: None,
-) -> SlimModel:
+) -> Made:
     """A slim model with its accuracy back, learnt from the network it was made from. Both are left as they were.
 
     No labels are needed unless `config.supervised_epochs` asks for them. Given a `checkpoint` folder, every epoch is
@@ -37,24 +36,24 @@ def finetune(
 
 @torch.enable_grad()  # whatever the caller has switched off
 def recover(
-    slim: nn.Module,
+    slim: Made,
     teacher: nn.Module,
     images: ImageSource | Tensor,
     config: RecoverConfig | None = None,
     *,
     checkpoint: str | Path | None = None,
     listen: Listener = lambda event: None,
-) -> Recovered:
+) -> Recovered[Made]:
     """The same, with the report that a run folder keeps."""
-    model = check_slim(slim)
-    source = training_source(images, model.host_info)
+    info = check_slim(slim)
+    source = training_source(images, info)
     config = config or RecoverConfig()
-    host = open_teacher(teacher, model)
+    host = open_teacher(teacher, slim, info)
     started = {
         "settings": config.as_dict(),
         "images": {"count": len(source), "fingerprint": source.fingerprint},
-        "weights": weights_fingerprint(model),
+        "weights": weights_fingerprint(slim),
         "teacher": weights_fingerprint(host.model),
     }
     folder = None if checkpoint is None else Path(checkpoint)
-    return Recovery(model, host, source, config, Keeper(folder, started), listen).run()
+    return Recovery(slim, host, source, config, Keeper(folder, started), listen).run()

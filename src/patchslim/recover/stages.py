@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import copy
 import time
-from typing import Any, NamedTuple
+from typing import Any, Generic, NamedTuple, TypeVar
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from patchslim.data import TrainingSource
 from patchslim.hosts import Host
@@ -24,22 +24,24 @@ from patchslim.recover.supervised import Supervised, set_drop_path_
 from patchslim.recover.train import Objective, Training
 from patchslim.recover.views import Views, views_for
 from patchslim.search.topdown import Listener
-from patchslim.slim import SlimModel
+from patchslim.slim.model import keeps_alike, plan_of
+
+Made = TypeVar("Made", bound=nn.Module)  # from a host: slim, or in a peer's way
 
 
-class Recovered(NamedTuple):
+class Recovered(NamedTuple, Generic[Made]):
     """A recovered model, and what became of it in numbers."""
 
-    model: SlimModel
+    model: Made
     report: dict[str, Any]
 
 
-class Recovery:
+class Recovery(Generic[Made]):
     """The stages of one recovery, one after the other."""
 
     def __init__(
         self,
-        slim: SlimModel,
+        slim: Made,
         teacher: Host,
         source: TrainingSource,
         config: RecoverConfig,
@@ -51,15 +53,15 @@ class Recovery:
         self.start = time.monotonic()
         self.student = open_student(slim)
         device = next(slim.parameters()).device
-        self.distillation = Distillation(teacher, slim.plan, config, device)
+        self.distillation = Distillation(teacher, plan_of(slim), config, device)
         self.parts = split(source, config.held_out, config.seed, config.batch_size)
-        check_channels(self.parts, slim.host_info)
+        check_channels(self.parts, teacher.info)
         self.labelled: Parts | None = None
         if config.supervised_epochs:
-            labelled = labelled_part(source, slim.host_info.classes)
+            labelled = labelled_part(source, teacher.info.classes)
             self.labelled = split(labelled, config.held_out, config.seed, config.batch_size)
 
-    def run(self) -> Recovered:
+    def run(self) -> Recovered[Made]:
         """All stages that the settings ask for."""
         stages, progress = self._stages(), self.keeper.read()
         if progress is None:
@@ -87,21 +89,23 @@ class Recovery:
         if progress.stage == STAGE:
             return self._blocks(progress)
         if progress.stage == "distillation":
-            views = views_for(self.slim, self.source, self.config)
+            views = views_for(self.student, self.source, self.config)
             epochs = self.config.epochs_over(len(self.parts.training))
             return self._train(progress, self.distillation, self.parts, views, epochs)
         return self._supervised(progress)
 
     def _blocks(self, progress: Progress) -> dict[str, Any]:
-        if self.slim.plan.mode == "threshold":
-            skipped = {"stage": STAGE, "stopped": "skipped", "reason": "images keep different numbers of patches"}
+        plan = plan_of(self.slim)
+        if plan is None or not keeps_alike(self.slim):
+            why = "images keep different numbers of patches" if plan else "it has no plan that says what tokens are"
+            skipped = {"stage": STAGE, "stopped": "skipped", "reason": why}
             self.listen({"event": "skipped"} | skipped)
             return skipped
 
         def save(found: list[dict[str, Any]]) -> None:
             self._keep(progress, found, self._weights())
 
-        blockwise = Blockwise(self.student, self.teacher, self.slim.plan, self.config)
+        blockwise = Blockwise(self.student, self.teacher, plan, self.config)
         found = blockwise.run_(self.parts, self.listen, progress.numbers or [], save)
         # Better blocks need not make a better network: what they give together decides.
         before, after = progress.before["loss"], self._measure()["loss"]
@@ -114,10 +118,10 @@ class Recovery:
     def _supervised(self, progress: Progress) -> dict[str, Any]:
         assert self.labelled is not None
         config, blocks = self.config, self.student.blocks
-        if self.slim.plan.mode != "threshold":  # packed batches have no images to drop a path of
+        if keeps_alike(self.slim):  # packed batches have no images to drop a path of
             set_drop_path_(blocks, config.drop_path)
-        objective = Supervised(self.slim.host_info.classes, config, self.distillation)
-        views = views_for(self.slim, self.source, config, strong=True)
+        objective = Supervised(self.teacher.info.classes, config, self.distillation)
+        views = views_for(self.student, self.source, config, strong=True)
         return self._train(progress, objective, self.labelled, views, config.supervised_epochs)
 
     def _train(
@@ -147,7 +151,7 @@ class Recovery:
     def _measure(self) -> dict[str, Any]:
         return measure(self.student, self.distillation, self.parts, self.config)
 
-    def _result(self, progress: Progress) -> Recovered:
+    def _result(self, progress: Progress) -> Recovered[Made]:
         model = copy.deepcopy(self.slim)
         model.load_state_dict(self.student.model.state_dict())
         report = {

@@ -61,7 +61,7 @@ class Streams:
     def _through(self, pair: Pair, layer: int) -> Pair:
         x: Any = pair[0]
         with self.config.autocast(self.device), tracking(self.student):
-            return self.student.blocks[layer](x), self.teacher.blocks[layer](pair[1])
+            return self.student.blocks[layer](x, None), self.teacher.blocks[layer](pair[1], None)
 
 
 def _bytes(pair: Pair) -> int:

@@ -30,9 +30,10 @@ class Supervised:
         if config.mixup or config.cutmix:
             self.mixup = Mixup(config.mixup, config.cutmix, label_smoothing=config.smoothing, num_classes=classes)
         self.soft: Any = SoftTargetCrossEntropy()
-        teacher, plan = distillation.teacher, distillation.plan
-        labelled = config.token_weight > 0 and has_token_labels(teacher, plan)
-        self.tokens = TokenLabels(teacher, plan, distillation.rows) if labelled else None
+        teacher, plan, rows = distillation.teacher, distillation.plan, distillation.rows
+        self.tokens: TokenLabels | None = None
+        if config.token_weight and plan is not None and rows is not None and has_token_labels(teacher, plan):
+            self.tokens = TokenLabels(teacher, plan, rows)
 
     def loss(self, student: Host, images: Tensor, labels: Tensor) -> Tensor:
         """The mean loss of a batch: (B, C, H, W), (B,) → ()."""

@@ -22,6 +22,7 @@ from patchslim.recover.groups import choose_learning_
 from patchslim.recover.parts import Parts
 from patchslim.recover.views import Views
 from patchslim.search.topdown import Listener
+from patchslim.slim.model import keeps_alike
 
 LOOK = 50  # steps between two looks at the loss: each makes the host wait for the device
 
@@ -139,8 +140,7 @@ class Training:
 
     def _can_record(self) -> bool:
         """Labels bring random mixing, thresholds batches of changing shape."""
-        model: Any = self.student.model
-        return self.device.type == "cuda" and not self.objective.labels and model.plan.mode != "threshold"
+        return self.device.type == "cuda" and not self.objective.labels and keeps_alike(self.student.model)
 
     def _backward_(self, images: Tensor, labels: Tensor) -> Tensor:
         with self.config.autocast(self.device):

@@ -11,8 +11,8 @@ from torch import Tensor
 from patchslim.data import Images, TrainingSource
 from patchslim.data.transform import Style, Transform, training_transform_for, transform_for
 from patchslim.data.views import Order
+from patchslim.hosts import Host
 from patchslim.recover.config import RecoverConfig
-from patchslim.slim import SlimModel
 
 MILD_CROP = 0.8  # of images whose mirror image is something else: there, place and size matter too
 ROOM = 4  # free memory of a GPU against what pictures kept there may take
@@ -43,12 +43,12 @@ def roomy(device: torch.device, size: int) -> torch.device:
     return device if size * ROOM <= free else torch.device("cpu")
 
 
-def views_for(slim: SlimModel, source: TrainingSource, config: RecoverConfig, strong: bool = False) -> Views:
+def views_for(student: Host, source: TrainingSource, config: RecoverConfig, strong: bool = False) -> Views:
     """The views that suit a source; `strong` adds what supervised training wants."""
     crop = config.crop_scale if source.mirrors else max(MILD_CROP, config.crop_scale)
     style = Style(crop, source.mirrors)
     if strong:
         style = Style(crop, source.mirrors, config.rand_augment or None, config.erase)
-    if slim.host_info.channels not in (1, 3):
+    if student.info.channels not in (1, 3):
         return Views(transform_for(None), style, 0)  # such a model takes tensors only, and they stay as they are
-    return Views(training_transform_for(slim, style), style, config.pictures_gib * 2**30)
+    return Views(training_transform_for(student.model, style), style, config.pictures_gib * 2**30)

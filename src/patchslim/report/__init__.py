@@ -1,6 +1,7 @@
 """Figures. matplotlib is imported only when one is drawn."""
 
+from patchslim.report.comparison import draw_comparison, markdown
 from patchslim.report.kept import draw_kept
 from patchslim.report.sources import draw_sources
 
-__all__ = ["draw_kept", "draw_sources"]
+__all__ = ["draw_comparison", "draw_kept", "draw_sources", "markdown"]

@@ -37,7 +37,7 @@ def over_pixels(values: Tensor, size: tuple[int, int]) -> Tensor:
 
 def draw_panels(rows: Sequence[Sequence[Panel]], names: Sequence[str], path: Path, title: str = "") -> None:
     """Write a PNG with a row per sequence of panels (H, W, 3); `names` stand over the columns."""
-    figure = _figure(1.15 * len(names), 1.15 * len(rows) + 0.8)
+    figure = new_figure(1.15 * len(names), 1.15 * len(rows) + 0.8)
     axes = figure.subplots(len(rows), len(names), squeeze=False)
     for row, panels in enumerate(rows):
         for axis, panel in zip(axes[row], panels, strict=True):
@@ -50,7 +50,7 @@ def draw_panels(rows: Sequence[Sequence[Panel]], names: Sequence[str], path: Pat
         figure.savefig(temporary, format="png")
 
 
-def _figure(width: float, height: float) -> Any:
+def new_figure(width: float, height: float) -> Any:
     """An empty figure, in inches."""
     try:
         from matplotlib.figure import Figure

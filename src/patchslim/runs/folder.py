@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from patchslim.errors import RunError
+from patchslim.errors import BudgetError, RunError
 from patchslim.files import check_same, read_json, write_json
 from patchslim.search.ledger import LEDGER
 from patchslim.search.topdown import Listener
@@ -54,7 +54,7 @@ def alone(folder: Path, place: str) -> Iterator[None]:
 def searching(folder: Path, started: Mapping[str, Any], listen: Listener) -> Iterator[Listener]:
     """Search in a folder, alone, for what was started there and nothing else; gives the listener that also logs.
 
-    What was found out stays for `--resume`; a new folder in which nothing was found goes again.
+    What was found out stays for `--resume`; a new folder goes again when nothing was found, or nothing can be.
     """
     fresh = not folder.exists()
     try:
@@ -64,8 +64,9 @@ def searching(folder: Path, started: Mapping[str, Any], listen: Listener) -> Ite
             write_json(folder / SEARCH / STARTED, started)
             yield logged(folder / LOG, listen)
             shutil.rmtree(folder / SEARCH)
-    except BaseException:
-        if fresh and folder.exists() and not (folder / SEARCH / LEDGER).exists() and not (folder / PLAN).exists():
+    except BaseException as error:
+        useless = isinstance(error, BudgetError) or not (folder / SEARCH / LEDGER).exists()
+        if fresh and folder.exists() and useless and not (folder / PLAN).exists():
             shutil.rmtree(folder)
         raise
 

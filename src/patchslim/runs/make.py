@@ -17,7 +17,7 @@ from patchslim.files import read_json
 from patchslim.hosts import HostInfo, inspect
 from patchslim.hosts.weights import write_weights
 from patchslim.macs import count_macs, host_macs
-from patchslim.plan import SlimPlan
+from patchslim.plan import SPEED, SlimPlan
 from patchslim.runs.folder import check_started, searching
 from patchslim.search import SearchConfig, search
 from patchslim.search.topdown import Listener
@@ -78,10 +78,11 @@ def finished(folder: Path, started: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def measure_plan(network: nn.Module, plan: SlimPlan) -> dict[str, Any]:
-    """MACs and tokens of a plan."""
+    """MACs and tokens of a plan, and the speed-up that it predicts."""
     info: HostInfo = getattr(network, "host_info", None) or inspect(network)
     macs = count_macs(network, plan)
-    return {
+    speed = {SPEED: plan.provenance[SPEED]} if SPEED in plan.provenance else {}
+    return speed | {
         "macs": macs,
         "macs_ratio": macs / host_macs(info),
         "host_macs": host_macs(info),

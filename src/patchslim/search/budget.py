@@ -1,18 +1,17 @@
-"""From a MAC ratio to patches per block: bisect the tolerance, then spend what is left."""
+"""From a budget to patches per block: bisect the tolerance, then spend what is left."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 from patchslim.errors import BudgetError
 from patchslim.hosts import HostInfo
-from patchslim.macs import host_macs, macs_of_counts
-from patchslim.plan import PredictorKind, PredictorSpec, Removed, Select
+from patchslim.macs import host_macs
+from patchslim.plan import PredictorKind, Removed, Select
+from patchslim.search.cost import Cost, MacCost, predictor_of, snapped
 from patchslim.search.network import Partial
-from patchslim.search.schedule import Slots
+from patchslim.search.schedule import Counts, Slots
 from patchslim.search.topdown import OverBudget, TopDown
-from patchslim.slim.predictor import hidden_width
 
 CLOSE = 0.01  # a plan within this of the asked ratio needs no finer tolerance
 FIRST_GUESS, STRIDE, FINEST, LEAST = -1.5, 0.6, 0.02, -12.0  # of log10 ε
@@ -22,20 +21,22 @@ def reachable(
     info: HostInfo, removed: Removed, select: Select = "static", predictor: PredictorKind = "context"
 ) -> tuple[float, float]:
     """The least and the largest MAC ratio a plan can have."""
+    cost = MacCost(info, removed, select, predictor_of(info, select, predictor))
+    low, high = (cost.of(counts) / host_macs(info) for counts in (fewest(info, removed, select), everything(info)))
+    return low, high
+
+
+def fewest(info: HostInfo, removed: Removed, select: Select) -> Counts:
+    """The fewest patches per block that a plan can keep."""
     pairs = select == "matched" or removed == "merge"
     if pairs or select == "predicted":
-        least = Slots(info, halves=pairs).least
-    else:
-        least = (1 if info.reads_patches else 0,) * info.depth
-    most = (info.patches,) * (info.depth - 1) + (info.patches if info.reads_patches else 0,)
-    spec = (
-        PredictorSpec(kind=predictor, hidden=hidden_width(info, predictor), weights="")
-        if select == "predicted"
-        else None
-    )
-    choice: dict[str, Any] = {"select": select, "predictor": spec}
-    low, high = (macs_of_counts(info, counts, removed, **choice) / host_macs(info) for counts in (least, most))
-    return low, high
+        return Slots(info, halves=pairs).least
+    return (1 if info.reads_patches else 0,) * info.depth
+
+
+def everything(info: HostInfo) -> Counts:
+    """The most patches per block that a plan has reason to keep."""
+    return Slots(info).everything
 
 
 def check_reachable(
@@ -53,10 +54,10 @@ def check_reachable(
 def bisect_tolerance(search: TopDown, target: float) -> tuple[float, Partial]:
     """The smallest tolerance found whose plan meets the ratio, and that plan. No tuning on the way.
 
-    MACs fall as the tolerance grows. A run over budget stops early and only tells that the tolerance is too small.
+    The cost falls as the tolerance grows. A run over budget stops early and only tells that the tolerance is too small.
     """
-    info, removed = search.host.info, search.config.removed
-    budget = int(target * host_macs(info))
+    info = search.host.info
+    budget, most = target * host_macs(info), search.cost.of(everything(info)) / host_macs(info)
     too_small: float | None = None
     found: tuple[float, Partial] | None = None
     guess = FIRST_GUESS
@@ -68,9 +69,9 @@ def bisect_tolerance(search: TopDown, target: float) -> tuple[float, Partial]:
             too_small = guess
         else:
             found = guess, partial
-            ratio = search.least_macs(partial, 1) / host_macs(info)
+            ratio = search.least_cost(partial, 1) / host_macs(info)
             search.listen({"event": "ratio", "tolerance": 10**guess, "macs_ratio": ratio})
-            if ratio >= min(target, reachable(info, removed)[1]) - CLOSE:
+            if ratio >= min(target, most) - CLOSE:
                 break
         if found is None:
             guess += STRIDE
@@ -86,10 +87,11 @@ def bisect_tolerance(search: TopDown, target: float) -> tuple[float, Partial]:
 
 
 def spend_rest(
-    info: HostInfo, removed: Removed, counts: Mapping[int, int], errors: Mapping[int, float], target: float
+    info: HostInfo, cost: Cost, counts: Mapping[int, int], errors: Mapping[int, float], target: float
 ) -> dict[int, int]:
-    """Give what the budget has left to the blocks with the largest error, a patch at a time, keeping the nesting."""
-    budget = int(target * host_macs(info))
+    """Give what the budget has left to the blocks with the largest error, a patch at a time (or as many as the device
+    likes), keeping the nesting."""
+    budget = target * host_macs(info)
     filled = dict(counts)
     blocks = sorted(errors, key=lambda layer: (-errors[layer], layer))
     grew = True
@@ -97,11 +99,8 @@ def spend_rest(
         grew = False
         for layer in blocks:
             above = filled[layer - 1] if layer > 1 else info.patches
-            more = filled | {layer: filled[layer] + 1}
-            if filled[layer] < above and _macs(info, more, removed) <= budget:
+            more = filled | {layer: snapped(info, cost.grain, filled[layer] + 1)}
+            price = cost.of([more[layer] for layer in range(1, info.depth + 1)])
+            if more[layer] <= above and filled[layer] < above and price <= budget:
                 filled, grew = more, True
     return filled
-
-
-def _macs(info: HostInfo, counts: Mapping[int, int], removed: Removed) -> int:
-    return macs_of_counts(info, [counts[layer] for layer in range(1, info.depth + 1)], removed)

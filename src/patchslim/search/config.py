@@ -8,6 +8,8 @@ from typing import Any, Literal, get_args
 
 from patchslim.errors import BudgetError
 from patchslim.plan import Mode, PredictorKind, Removed, Select
+from patchslim.timing.modes import MODES
+from patchslim.timing.running import DTYPES
 
 Score = Literal["effect", "impact", "attention", "random", "radial", "uniform"]
 SCORES: tuple[str, ...] = get_args(Score)
@@ -15,7 +17,10 @@ SCORES: tuple[str, ...] = get_args(Score)
 
 @dataclass(frozen=True)
 class SearchConfig:
-    """What to search for, and how. Give a tolerance or a MAC ratio; neither means the paper's tolerance of 0.01.
+    """What to search for, and how. Give a tolerance, a MAC ratio or a speed-up; none is the paper's tolerance of 0.01.
+
+    A speed-up is that of whole batches on the device of the model, against the model as it comes, each in its fastest
+    mode, as `bench` measures it.
 
     What is left at None gets the usual value for the way of choosing: where images choose, removed patches merge (with
     a threshold they can't), else they drop; patches are ranked by the effect of their removal (by the paper's impact
@@ -25,6 +30,10 @@ class SearchConfig:
 
     tolerance: float | None = None  # ε: relative error of a block's reconstruction, or of the readout
     target_macs: float | None = None  # MACs of the slim model over the host's
+    target_speedup: float | None = None  # the host's time over the slim model's
+    speed_batch_size: int = 32  # images in a batch that is timed
+    speed_dtype: str = "float32"  # of weights and images that are timed
+    speed_mode: str = "auto"  # eager, compiled, graph, compiled-graph; auto: on a GPU whichever is fastest, else eager
     score: Score | None = None
     select: Select = "static"
     removed: Removed = None  # type: ignore[assignment]  # None, until it is resolved
@@ -90,6 +99,8 @@ class SearchConfig:
             ("removed", get_args(Removed), "Removed patches can't {!r}"),
             ("mode", get_args(Mode), "There is no mode {!r}"),
             ("predictor", get_args(PredictorKind), "There is no predictor {!r}"),
+            ("speed_dtype", tuple(DTYPES), "There is no dtype {!r}"),
+            ("speed_mode", ("auto", *MODES), "There is no mode to time in called {!r}"),
         )
         for name, known, words in choices:
             value = getattr(self, name)
@@ -97,13 +108,16 @@ class SearchConfig:
                 raise BudgetError(f"{words.format(value)}; choose one of {', '.join(known)}.")
 
     def _check_numbers(self) -> None:
-        if self.tolerance is not None and self.target_macs is not None:
-            raise BudgetError("Give a tolerance or a MAC ratio, not both.")
+        if sum(limit is not None for limit in (self.tolerance, self.target_macs, self.target_speedup)) > 1:
+            raise BudgetError("Give a tolerance, a MAC ratio or a speed-up: one of them, not both.")
+        if self.target_speedup is not None and not 1 < self.target_speedup < math.inf:
+            raise BudgetError(f"The speed-up has to be a number above 1, not {self.target_speedup}; try 1.6.")
         if self.tolerance is not None and not 0 <= self.tolerance < math.inf:
             raise BudgetError(f"The tolerance is a relative error and can't be {self.tolerance}; try 0.01.")
         if self.target_macs is not None and not 0 < self.target_macs < 1:
             raise BudgetError(f"The MAC ratio has to lie between 0 and 1, not at {self.target_macs}; try 0.6.")
-        for name, low in (("step", 1), ("tune_epochs", 0), ("batch_size", 1), ("predictor_epochs", 1)):
+        least = {"step": 1, "tune_epochs": 0, "batch_size": 1, "predictor_epochs": 1, "speed_batch_size": 1}
+        for name, low in least.items():
             if getattr(self, name) < low:
                 raise BudgetError(f"{name} has to be at least {low}, not {getattr(self, name)}.")
         if not 0 < self.learning_rate < math.inf:

@@ -6,6 +6,7 @@ budget is a stretch of it, and plans for several budgets are nested in each othe
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 
 import torch
@@ -16,6 +17,7 @@ from patchslim.macs import host_macs, macs_of_counts
 from patchslim.plan import SlimPlan, make_plan
 from patchslim.scores.effect import Removal
 from patchslim.search.config import SearchConfig
+from patchslim.search.cost import Budget, MacCost, PlainBudget, snapped
 from patchslim.search.effects import Effects
 from patchslim.search.features import Features
 from patchslim.search.ledger import Ledger
@@ -29,24 +31,38 @@ PROBES = 8  # random directions per image
 class Greedy:
     """The path of one host on some images, as far as it has been gone; remembered stage by stage."""
 
-    def __init__(self, host: Host, features: Features, config: SearchConfig, ledger: Ledger, listen: Listener) -> None:
+    def __init__(
+        self,
+        host: Host,
+        features: Features,
+        config: SearchConfig,
+        ledger: Ledger,
+        listen: Listener,
+        budget: Budget | None = None,
+    ) -> None:
         self.host, self.info, self.features = host, host.info, features
         self.ledger, self.listen = ledger, listen
+        self.budget = budget or PlainBudget.under(host.info, config)
+        self.cost = self.budget.cost
         self.effects = Effects(host, features, config.seed)
         self.moves: list[int] = []  # patches, in the order in which each leaves one block more
         self.stages = [0]  # moves up to the end of each stage
 
-    def search(self, target: float | None, tolerance: float | None) -> tuple[SlimPlan, float]:
-        """The plan at a MAC ratio, or the smallest within a tolerance of the readout, and its error."""
+    def search(self, tolerance: float | None = None) -> tuple[SlimPlan, float]:
+        """The plan that the budget allows, or the smallest within a tolerance of the readout, and its error."""
         self.features.focus((0, self.info.depth))  # counts the images also where everything is remembered
-        if target is not None:
-            budget = target * host_macs(self.info)
-            count = self._first(lambda moves: self.macs(moves) <= budget)
-        else:
-            assert tolerance is not None
-            count = self._first(lambda moves: self.error(moves) > tolerance)
-            count = max(0, count - (self.error(count) > tolerance))
+        if tolerance is None:
+            plan, count = self.budget.meet(self.at_ratio)
+            return plan, self.error(count)
+        count = self._first(lambda moves: self.error(moves) > tolerance)
+        count = max(0, count - (self.error(count) > tolerance))
         return self.plan(count), self.error(count)
+
+    def at_ratio(self, ratio: float) -> tuple[SlimPlan, int]:
+        """The first plan within a share of the host's cost, and the moves to it."""
+        budget = ratio * host_macs(self.info)
+        count = self._first(lambda moves: self.cost.of(self.kept(moves)) <= budget)
+        return self.plan(count), count
 
     def _first(self, over: Callable[[int], bool]) -> int:
         """The least number of moves for which something holds, or all there are: by stages, then by halves."""
@@ -73,13 +89,31 @@ class Greedy:
 
     def macs(self, moves: int) -> int:
         """MACs per image after so many moves."""
-        return macs_of_counts(self.info, self.counts(self.exits(moves)))
+        return macs_of_counts(self.info, self.kept(moves))
+
+    def kept(self, moves: int) -> list[int]:
+        """Patches per block of the plan after so many moves: up to what the device likes."""
+        return [snapped(self.info, self.cost.grain, count) for count in self.counts(self.exits(moves))]
 
     def plan(self, moves: int) -> SlimPlan:
-        """The plan after so many moves."""
-        exits = self.exits(moves).tolist()
-        kept = [[i for i, last in enumerate(exits) if last >= block] for block in range(1, self.info.depth + 1)]
-        return make_plan(self.info, kept)
+        """The plan after so many moves; where tokens come by multiples, the last that left fill one up again."""
+        blocks: list[list[int]] = []
+        inner: list[int] = []
+        # From the last block, so that a patch that is back is back in those before it as well.
+        for count, left in reversed(list(zip(self.kept(moves), self._left(moves), strict=True))):
+            others = sorted(set(range(self.info.patches)) - set(inner), key=lambda patch: -left[patch])
+            inner = [*inner, *others[: count - len(inner)]]
+            blocks.insert(0, inner)
+        return make_plan(self.info, blocks)
+
+    def _left(self, moves: int) -> list[list[float]]:
+        """By block, the move with which each patch left it; infinity for those still there."""
+        left = [[math.inf] * self.info.patches for _ in range(self.info.depth)]
+        exits = [self.effects.blocks] * self.info.patches
+        for move, patch in enumerate(self.moves[:moves]):
+            left[exits[patch] - 1][patch] = move
+            exits[patch] -= 1
+        return left
 
     def error(self, moves: int) -> float:
         """The readout's relative error after so many moves, measured once."""
@@ -93,12 +127,14 @@ class Greedy:
 
     def _extend(self) -> bool:
         """Go on by one stage; False where nothing is left to remove."""
-        stage, before = len(self.stages) - 1, self.macs(len(self.moves))
-        entry = self.ledger.get(("moves", stage))
+        stage, done = len(self.stages) - 1, len(self.moves)
+        key = ("moves", stage) if self.cost.unit == MacCost.unit else ("moves", stage, self.cost.unit)
+        entry = self.ledger.get(key)
         if entry is None:
-            self.listen({"event": "stage", "macs_ratio": before / host_macs(self.info), "error": None})
+            self.listen({"event": "stage", "macs_ratio": self.macs(done) / host_macs(self.info), "error": None})
+            before = self.cost.of(self.counts(self.exits(done)))
             entry = {"moves": self._stage(before - STRIDE * host_macs(self.info))}
-            self.ledger.put(("moves", stage), entry)
+            self.ledger.put(key, entry)
         self.moves += entry["moves"]
         self.stages.append(len(self.moves))
         return bool(entry["moves"])
@@ -113,7 +149,7 @@ class Greedy:
         removal = Removal(jacobian, torch.cat([residual.flatten() for _, residual in parts]))
         moves: list[int] = []
         counts, exits = self.counts(exits), exits.to(jacobian.device)
-        while macs_of_counts(self.info, counts) > budget:
+        while self.cost.of(counts) > budget:
             saved = self._saved(counts)
             if not any(saved):
                 break
@@ -126,12 +162,12 @@ class Greedy:
         return moves
 
     def _saved(self, counts: Sequence[int]) -> list[float]:
-        """MACs that one patch less in a block saves, by block from 1 on; 0 where nested sets allow none to go."""
-        now, saved = macs_of_counts(self.info, counts), [0.0]
+        """What one patch less in a block saves, by block from 1 on; 0 where nested sets allow none to go."""
+        now, saved = self.cost.of(counts), [0.0]
         after = [*counts[1:], 0]
         least = 1 if self.info.reads_patches else 0
         for block, count in enumerate(counts[: self.effects.blocks]):
             free = count > max(after[block], least)
             fewer = [*counts[:block], count - 1, *counts[block + 1 :]]
-            saved.append(float(now - macs_of_counts(self.info, fewer)) if free else 0.0)
+            saved.append(float(now - self.cost.of(fewer)) if free else 0.0)
         return saved

@@ -15,9 +15,10 @@ from torch import nn
 
 from patchslim.errors import PatchslimError
 from patchslim.hosts import Host
-from patchslim.macs import host_macs, macs_of_counts
-from patchslim.plan import PredictorSpec, SlimPlan
+from patchslim.macs import host_macs
+from patchslim.plan import SlimPlan
 from patchslim.search.config import SearchConfig
+from patchslim.search.cost import Budget, PlainBudget
 from patchslim.search.features import Features
 from patchslim.search.ledger import Ledger
 from patchslim.search.network import relative_error
@@ -73,25 +74,41 @@ class Measured:
         ledger: Ledger,
         listen: Listener,
         draft: Draft,
-        spec: PredictorSpec | None = None,
+        budget: Budget | None = None,
         predictors: Mapping[int, nn.Module] | None = None,
     ) -> None:
         self.host, self.info, self.features, self.config = host, host.info, features, config
         self.ledger, self.listen, self.draft = ledger, listen, draft
-        self.spec, self.predictors = spec, predictors or {}
-        self.slots = Slots(host.info, halves=config.in_pairs)
+        self.budget, self.predictors = budget or PlainBudget.under(host.info, config), predictors or {}
+        self.cost = self.budget.cost
+        self.slots = Slots(host.info, halves=config.in_pairs, grain=self.cost.grain)
         self.memory = PrefixMemory(features.limit_bytes)
         self.tried, self.best = 0, math.inf
 
     def search(self, tolerance: float | None) -> tuple[SlimPlan, float]:
-        """The best plan found at the asked MAC ratio, or within the tolerance, and its error."""
-        if self.config.target_macs is not None:
-            counts = self.at_ratio(self.config.target_macs)
-        else:
-            assert tolerance is not None
-            counts = self.within(tolerance)
-        drops = self.choose_drops(counts) if self.config.removed == "merge" else ()
+        """The best plan found within the budget, or within the tolerance, and its error."""
+        if tolerance is None:
+            plan, (counts, drops) = self.budget.meet(self._find())
+            return plan, self.error(counts, drops)
+        counts = self.within(tolerance)
+        drops = self._drops(counts)
         return self.draft(counts, drops), self.error(counts, drops)
+
+    def _find(self) -> Callable[[float], tuple[SlimPlan, tuple[Counts, tuple[int, ...]]]]:
+        """A search that goes all the way once; after that it only scales the same removals."""
+        known: list[tuple[Counts, tuple[int, ...]]] = []
+
+        def find(ratio: float) -> tuple[SlimPlan, tuple[Counts, tuple[int, ...]]]:
+            if known:
+                counts, drops = known[0]
+                counts = self._fit(ratio)(self.slots.removals(counts))
+            else:
+                counts = self.at_ratio(ratio)
+                drops = self._drops(counts)
+            known.append((counts, drops))
+            return self.draft(counts, drops), (counts, drops)
+
+        return find
 
     def error(self, counts: Counts, drops: tuple[int, ...] = ()) -> float:
         """Measured once, then remembered."""
@@ -108,23 +125,26 @@ class Measured:
         return value
 
     def at_ratio(self, ratio: float) -> Counts:
-        """Down to the ratio where it costs least, then better ways to spend the same MACs."""
+        """Down to the ratio where it costs least, then better ways to spend the same."""
         error, fit, budget = self._cached(), self._fit(ratio), ratio * host_macs(self.info)
-        counts = descend(self.slots, error, self._macs, lambda counts: self._macs(counts) <= budget)
+        counts = descend(self.slots, error, self.cost.of, lambda counts: self.cost.of(counts) <= budget)
 
         def inside(counts: Counts) -> float:
             """A move may leave no removals that fit; what does not fit is no candidate."""
-            return error(counts) if self._macs(counts) <= budget else math.inf
+            return error(counts) if self.cost.of(counts) <= budget else math.inf
 
         return improve(self.slots, inside, fit, fit(self.slots.removals(counts)))
 
     def within(self, tolerance: float) -> Counts:
-        """As few MACs as keep the error within the tolerance: down past it, back, better there, and on to it again."""
+        """As little as keeps the error within the tolerance: down past it, back, better there, and on to it again."""
         error = self._cached()
-        counts = descend(self.slots, error, self._macs, lambda counts: error(counts) > tolerance)
+        counts = descend(self.slots, error, self.cost.of, lambda counts: error(counts) > tolerance)
         counts = self._scaled(counts, error, tolerance)
-        counts = improve(self.slots, error, self._fit(self._macs(counts) / host_macs(self.info)), counts)
+        counts = improve(self.slots, error, self._fit(self.cost.of(counts) / host_macs(self.info)), counts)
         return self._scaled(counts, error, tolerance)
+
+    def _drops(self, counts: Counts) -> tuple[int, ...]:
+        return self.choose_drops(counts) if self.config.removed == "merge" else ()
 
     def choose_drops(self, counts: Counts) -> tuple[int, ...]:
         """The blocks that do better to drop than to merge, the last ones tried first."""
@@ -147,13 +167,9 @@ class Measured:
 
         return error
 
-    def _macs(self, counts: Counts) -> int:
-        choice: dict[str, Any] = {"select": self.config.select, "predictor": self.spec}
-        return macs_of_counts(self.info, counts, self.config.removed, **choice)
-
     def _fit(self, ratio: float) -> Callable[[Sequence[float]], Counts]:
         budget = ratio * host_macs(self.info)
-        return lambda removals: self.slots.fit(removals, lambda counts: self._macs(counts) <= budget)
+        return lambda removals: self.slots.fit(removals, lambda counts: self.cost.of(counts) <= budget)
 
     def _scaled(self, counts: Counts, error: Callable[[Counts], float], tolerance: float) -> Counts:
         """The same removals, scaled as far as the tolerance allows, to a patch."""

@@ -2,37 +2,46 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from torch import Tensor
 
 from patchslim.hosts import Host
 from patchslim.macs import host_macs, plan_macs
-from patchslim.plan import PredictorSpec, SlimPlan, build_plan
+from patchslim.plan import SlimPlan, build_plan
 from patchslim.search.config import SearchConfig
+from patchslim.search.cost import Budget, PlainBudget, predictor_of
 from patchslim.search.features import Features
 from patchslim.search.groups import likeness, static_groups
 from patchslim.search.ledger import Ledger
 from patchslim.search.measured import Draft, Measured, measure
 from patchslim.search.predict import Trainer
 from patchslim.search.schedule import Counts, Slots
+from patchslim.search.speed import SpeedBudget
 from patchslim.search.threshold import calibrate
 from patchslim.search.topdown import Listener
 from patchslim.slim.assemble import name_predictors
-from patchslim.slim.predictor import hidden_width, predictor_fingerprint
+from patchslim.slim.predictor import Predictor, predictor_fingerprint
 
 METHOD = "measured search"
 
 
 def per_image_search(
-    host: Host, features: Features, config: SearchConfig, ledger: Ledger, listen: Listener, tolerance: float | None
+    host: Host,
+    features: Features,
+    config: SearchConfig,
+    ledger: Ledger,
+    listen: Listener,
+    budget: Budget,
+    tolerance: float | None,
 ) -> tuple[SlimPlan, dict[str, Tensor]]:
     """A plan, and G's weights under the host's names where patches are predicted."""
     features.focus((0, host.info.depth))
     if config.select == "predicted":
-        return _predicted(host, features, config, ledger, listen, tolerance)
+        return _predicted(host, features, config, ledger, listen, budget, tolerance)
     draft = _matched(host, config) if config.select == "matched" else _static_merge(host, features)
-    measured = Measured(host, features, config, ledger, listen, draft)
+    measured = Measured(host, features, config, ledger, listen, draft, budget)
     plan, error = measured.search(tolerance)
     return signed(host, plan, config, features.count, tolerance, error, METHOD), {}
 
@@ -59,30 +68,58 @@ def _static_merge(host: Host, features: Features) -> Draft:
 
 
 def _predicted(
-    host: Host, features: Features, config: SearchConfig, ledger: Ledger, listen: Listener, tolerance: float | None
+    host: Host,
+    features: Features,
+    config: SearchConfig,
+    ledger: Ledger,
+    listen: Listener,
+    budget: Budget,
+    tolerance: float | None,
 ) -> tuple[SlimPlan, dict[str, Tensor]]:
     """G learns on the whole network, the counts are searched with it, and it learns again on the network as slimmed."""
     info = host.info
-    spec = PredictorSpec(kind=config.predictor, hidden=hidden_width(info, config.predictor), weights="")
+    spec = predictor_of(info, config.select, config.predictor)
 
     def draft(counts: Counts, drops: tuple[int, ...]) -> SlimPlan:
         fields: dict[str, Any] = {"select": "predicted", "removed": config.removed, "predictor": spec}
         return build_plan(info, **fields, patches_per_block=list(counts), drops=list(drops))
 
+    # How fast it is with thresholds is known only once they are there; until then, blocks' own times will do.
+    first = PlainBudget(budget.cost, budget.ratio) if config.mode == "threshold" else budget
     trainer = Trainer(host, features, config, ledger, listen)
     slots = Slots(info)
     predictors = trainer.fit(draft(slots.everything, ()), range(1, slots.blocks + 1))
-    plan, _ = Measured(host, features, config, ledger, listen, draft, spec, predictors).search(tolerance)
+    plan, _ = Measured(host, features, config, ledger, listen, draft, first, predictors).search(tolerance)
     ends_alike = [info.depth] if config.mode == "threshold" and info.reads_patches else []
     predictors = trainer.fit(plan, sorted({*plan.choosing, *ends_alike}), begin=predictors)
     if config.mode == "threshold":
-        budget = plan_macs(info, plan) if config.target_macs is None else int(config.target_macs * host_macs(info))
-        plan = calibrate(host, features, plan, predictors, budget)
+        plan = _with_thresholds(host, features, config, plan, predictors, budget)
     weights = name_predictors(host, predictors)
     own = plan.predictor.model_copy(update={"weights": predictor_fingerprint(weights)}) if plan.predictor else None
     plan = plan.model_copy(update={"predictor": own})
     error = measure(host, features, plan, predictors)
     return signed(host, plan, config, features.count, tolerance, error, METHOD), weights
+
+
+def _with_thresholds(
+    host: Host,
+    features: Features,
+    config: SearchConfig,
+    plan: SlimPlan,
+    predictors: Mapping[int, Predictor],
+    budget: Budget,
+) -> SlimPlan:
+    """A top-k plan as one with thresholds, that takes as many MACs, or as long, as was asked for; else as many MACs as
+    the plan."""
+
+    def find(ratio: float) -> tuple[SlimPlan, None]:
+        return calibrate(host, features, plan, predictors, int(ratio * host_macs(host.info))), None
+
+    own = plan_macs(host.info, plan) / host_macs(host.info)
+    if not isinstance(budget, SpeedBudget):
+        return find(own if config.target_macs is None else config.target_macs)[0]
+    images = next(pixels for pixels, _ in features.images.batches(config.speed_batch_size))
+    return budget.meet(find, own, lambda found: budget.watch.whole(found, predictors, images))[0]
 
 
 def signed(

@@ -13,14 +13,17 @@ from torch import Tensor, nn
 from patchslim.data import ImageSource, as_source
 from patchslim.hosts import Host, open_host
 from patchslim.macs import host_macs, macs_of_counts
-from patchslim.plan import SlimPlan, make_plan
+from patchslim.plan import SPEED, SlimPlan, make_plan
 from patchslim.search.budget import bisect_tolerance, check_reachable, spend_rest
 from patchslim.search.config import SearchConfig
+from patchslim.search.cost import Budget, PlainBudget
 from patchslim.search.features import Features
 from patchslim.search.greedy import Greedy
 from patchslim.search.ledger import Ledger
 from patchslim.search.network import Partial
 from patchslim.search.per_image import per_image_search, signed
+from patchslim.search.speed import SpeedBudget
+from patchslim.search.stopwatch import Stopwatch
 from patchslim.search.topdown import Listener, TopDown
 
 DEFAULT_TOLERANCE = 0.01  # the paper's
@@ -85,37 +88,60 @@ class Session:
         host, features, parts = self.host, self.features, (self.ledger, self.listen)
         if config.target_macs is not None:
             check_reachable(host.info, config.removed, config.target_macs, config.select, config.predictor)
+        budget = self._budget(config)
         if config.select == "static" and config.score == "effect":
-            plan, error = Greedy(host, features, config, *parts).search(config.target_macs, _tolerance(config))
-            return signed(host, plan, config, features.count, _tolerance(config), error, "greedy reconstruction"), {}
-        if not config.top_down:
-            return per_image_search(host, features, config, *parts, _tolerance(config))
-        partial, tolerance = _find(TopDown(host, features, config, *parts), config)
-        return _plan(host, config, partial, tolerance, features.count), _tuned_weights(host, partial)
+            plan, error = Greedy(host, features, config, *parts, budget).search(_tolerance(config))
+            plan = signed(host, plan, config, features.count, _tolerance(config), error, "greedy reconstruction")
+            weights: dict[str, Tensor] = {}
+        elif not config.top_down:
+            plan, weights = per_image_search(host, features, config, *parts, budget, _tolerance(config))
+        else:
+            top_down = TopDown(host, features, config, *parts, budget.cost)
+            partial, tolerance = _find(top_down, config, budget)
+            plan, weights = _plan(host, config, partial, tolerance, features.count), _tuned_weights(host, partial)
+        if isinstance(budget, SpeedBudget):
+            plan = plan.model_copy(update={"provenance": plan.provenance | {SPEED: budget.report}})
+        return plan, weights
+
+    def _budget(self, config: SearchConfig) -> Budget:
+        """What limits the plan: MACs, time, or nothing but its error."""
+        if config.target_speedup is None:
+            return PlainBudget.under(self.host.info, config)
+        return SpeedBudget(Stopwatch(self.host, config, self.ledger, self.listen), config.target_speedup)
 
 
 def _tolerance(config: SearchConfig) -> float | None:
-    """ε, the paper's where nothing is asked for; None where MACs are."""
-    if config.target_macs is not None:
+    """ε, the paper's where nothing is asked for; None where MACs or time are."""
+    if config.target_macs is not None or config.target_speedup is not None:
         return None
     return DEFAULT_TOLERANCE if config.tolerance is None else config.tolerance
 
 
-def _find(top_down: TopDown, config: SearchConfig) -> tuple[Partial, float]:
+def _find(top_down: TopDown, config: SearchConfig, budget: Budget) -> tuple[Partial, float]:
     """The decided blocks, and the tolerance that decided how many patches they keep."""
-    tune = bool(config.tune_epochs)
-    if config.target_macs is None:
-        tolerance = _tolerance(config) or 0.0
-        return top_down.search(tolerance, tune), tolerance
+    tune, info, allowed = bool(config.tune_epochs), top_down.host.info, _tolerance(config)
+    if allowed is not None:
+        return top_down.search(allowed, tune), allowed
+
+    def find(ratio: float) -> tuple[SlimPlan, tuple[Partial, float]]:
+        tolerance, partial = bisect_tolerance(top_down, ratio)
+        counts = spend_rest(info, budget.cost, partial.counts, partial.errors, ratio)
+        partial = replace(partial, counts=counts)
+        return make_plan(info, _kept(partial), config.removed), (partial, tolerance)
+
     # Bisecting with tuned blocks would tune every candidate of every bisection step. Counts come from untuned
     # errors instead, and tuning runs once, at those counts: docs/decisions.md has the comparison.
-    tolerance, partial = bisect_tolerance(top_down, config.target_macs)
-    counts = spend_rest(top_down.host.info, config.removed, partial.counts, partial.errors, config.target_macs)
-    return top_down.tune_at(counts) if tune else replace(partial, counts=counts), tolerance
+    _, (partial, tolerance) = budget.meet(find)
+    return top_down.at_counts(partial.counts, tune=True) if tune else partial, tolerance
+
+
+def _kept(partial: Partial) -> list[list[int]]:
+    """The patches of every block, once all are decided."""
+    return [partial.order[: partial.counts[layer]] for layer in sorted(partial.counts)]
 
 
 def _plan(host: Host, config: SearchConfig, partial: Partial, tolerance: float, images: int) -> SlimPlan:
-    kept = [partial.order[: partial.counts[layer]] for layer in range(1, host.info.depth + 1)]
+    kept = _kept(partial)
     macs = macs_of_counts(host.info, [len(block) for block in kept], config.removed)
     provenance: dict[str, Any] = {
         "method": "top-down search",

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from patchslim.hosts import HostInfo
+from patchslim.search.cost import snapped
 
 Counts = tuple[int, ...]
 STRIDE = 1 / 10  # of the patches, removed from one block at a time on the way to the budget
@@ -22,6 +23,7 @@ class Slots:
 
     info: HostInfo
     halves: bool = False  # whether a block can remove no more than half, as pairs do
+    grain: int = 1  # tokens come by multiples of this
 
     @property
     def blocks(self) -> int:
@@ -34,7 +36,7 @@ class Slots:
         for removal in removals:
             gone += removal * scale
             least = max(1, left // 2) if self.halves else 1
-            left = min(left, max(least, self.info.patches - round(gone)))
+            left = min(left, snapped(self.info, self.grain, max(least, self.info.patches - round(gone))))
             counts.append(left)
         return (*counts, *[0] * (self.info.depth - self.blocks))
 
@@ -64,12 +66,12 @@ class Slots:
 
 Fit = Callable[[Sequence[float]], Counts]  # removals, scaled to the budget
 Error = Callable[[Counts], float]
-Macs = Callable[[Counts], int]
+Price = Callable[[Counts], float]  # in MACs
 
 
-def descend(slots: Slots, error: Error, macs: Macs, enough: Callable[[Counts], bool]) -> Counts:
+def descend(slots: Slots, error: Error, macs: Price, enough: Callable[[Counts], bool]) -> Counts:
     """Remove patches where that costs the least error per MAC saved, a stride at a time, until it is enough."""
-    counts, stride = slots.everything, max(1, round(STRIDE * slots.info.patches))
+    counts, stride = slots.everything, max(slots.grain, round(STRIDE * slots.info.patches))
     while not enough(counts):
         further = [
             after for block in range(slots.blocks) if (after := _removed(slots, counts, block, stride)) != counts
@@ -93,7 +95,7 @@ def improve(slots: Slots, error: Error, fit: Fit, best: Counts) -> Counts:
     if not any(slots.removals(best)):
         return best
     for move in MOVES:
-        size = max(1.0, round(move * slots.info.patches))
+        size = float(max(slots.grain, round(move * slots.info.patches)))
         for _ in range(SWEEPS):
             before = best
             for block in range(slots.blocks):

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from patchslim.errors import PatchslimError
 from patchslim.hosts import Host
-from patchslim.macs import macs_of_counts
 from patchslim.search.config import SearchConfig
+from patchslim.search.cost import Cost, MacCost, snapped
 from patchslim.search.features import Features
 from patchslim.search.ledger import Key, Ledger
 from patchslim.search.network import Network, Partial, relative_error
@@ -23,15 +23,24 @@ Listener = Callable[[Mapping[str, Any]], None]
 
 
 class OverBudget(Exception):
-    """The descent can't stay within its MACs any more."""
+    """The descent can't stay within its budget any more."""
 
 
 class TopDown:
     """Decides the blocks of one host one by one, from the last to the first, remembering every decision."""
 
-    def __init__(self, host: Host, features: Features, config: SearchConfig, ledger: Ledger, listen: Listener) -> None:
+    def __init__(
+        self,
+        host: Host,
+        features: Features,
+        config: SearchConfig,
+        ledger: Ledger,
+        listen: Listener,
+        cost: Cost | None = None,
+    ) -> None:
         self.host, self.features, self.config = host, features, config
         self.ledger, self.listen = ledger, listen
+        self.cost = cost or MacCost.under(host.info, config)
         self.network = Network(host, config.removed)
 
     @property
@@ -40,30 +49,30 @@ class TopDown:
         info = self.host.info
         return Partial(list(range(info.patches)), {} if info.reads_patches else {info.depth: 0})
 
-    def search(self, tolerance: float, tune: bool, budget: int | None = None) -> Partial:
-        """Lines 2 to 11. With a budget in MACs, OverBudget as soon as it can't be met."""
+    def search(self, tolerance: float, tune: bool, budget: float | None = None) -> Partial:
+        """Lines 2 to 11. With a limit on the cost, OverBudget as soon as it can't be met."""
         partial = self.start
         for layer in self._undecided():
             partial = self._decide(partial, layer, self._candidates(partial, layer), tolerance, tune)
-            if budget is not None and self.least_macs(partial, layer) > budget:
+            if budget is not None and self.least_cost(partial, layer) > budget:
                 raise OverBudget
         return partial
 
-    def tune_at(self, counts: Mapping[int, int]) -> Partial:
-        """The same descent, tuned, with the patches per block given instead of a tolerance."""
+    def at_counts(self, counts: Mapping[int, int], tune: bool) -> Partial:
+        """The same descent with the patches per block given instead of a tolerance."""
         partial = self.start
         for layer in self._undecided():
-            partial = self._decide(partial, layer, [counts[layer]], math.inf, tune=True)
+            partial = self._decide(partial, layer, [counts[layer]], math.inf, tune)
         return partial
 
     def _undecided(self) -> range:
         """Blocks that the start leaves open, the last one first."""
         return range(self.host.info.depth - len(self.start.counts), 0, -1)
 
-    def least_macs(self, partial: Partial, layer: int) -> int:
-        """MACs if every block below `layer` kept no more than `layer` does, the least that nesting allows."""
+    def least_cost(self, partial: Partial, layer: int) -> float:
+        """The cost if every block below `layer` kept no more than `layer` does, the least that nesting allows."""
         counts = [partial.counts[max(layer, block)] for block in range(1, self.host.info.depth + 1)]
-        return macs_of_counts(self.host.info, counts, self.config.removed)
+        return self.cost.of(counts)
 
     def _decide(self, partial: Partial, layer: int, candidates: Iterable[int], tolerance: float, tune: bool) -> Partial:
         """Lines 3 to 10 for one block."""
@@ -103,12 +112,12 @@ class TopDown:
 
     def _candidates(self, partial: Partial, layer: int) -> Iterator[int]:
         """Patches to try: those of m_{l+1}, then r' more at a time, to all (a pool needs at least one)."""
-        total = self.host.info.patches
-        count = partial.counts.get(layer + 1, 1)
-        while count < total:
+        info, grain = self.host.info, self.cost.grain
+        count = snapped(info, grain, partial.counts.get(layer + 1, 1))
+        while count < info.patches:
             yield count
-            count += self.config.step
-        yield total
+            count = snapped(info, grain, count + self.config.step)
+        yield info.patches
 
     def _output_error(self, partial: Partial, layer: int, order: list[int], count: int) -> Callable[..., Tensor]:
         """E_{l+1} per image as a function of block l and a batch (Z_{l-1}, Z_l, Z_{l+1})."""

@@ -43,7 +43,13 @@ def apply(model: nn.Module, plan: SlimPlan, tuned: Mapping[str, Tensor] | None =
     own = {name: tensor for name, tensor in (tuned or {}).items() if not is_predictor_key(name)}
     if own:
         load_part_(host.model, own)
-    spec = _spec_or_none(host)
+    return assembled_(host, plan, predictors, _spec_or_none(host))
+
+
+def assembled_(
+    host: Host, plan: SlimPlan, predictors: Mapping[int, nn.Module], spec: Mapping[str, Any] | None = None
+) -> SlimModel:
+    """The host's own model made slim, with a G for every block of a plan that predicts; it can be saved with a spec."""
     info = host.info
     slim: Any = host.slimmed_(slim_blocks(host, plan, predictors))
     slim.__class__ = slim_class(type(slim))

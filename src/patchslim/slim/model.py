@@ -59,6 +59,24 @@ class SlimModel(nn.Module):
         return _blank, (type(self).__mro__[2],), self.__dict__
 
 
+def info_of(model: nn.Module) -> HostInfo | None:
+    """The host that a model was made from, slim or in a peer's way; None for any other model."""
+    info: HostInfo | None = getattr(model, "host_info", None)
+    return info
+
+
+def plan_of(model: nn.Module) -> SlimPlan | None:
+    """A slim model's plan; models made in other ways have none."""
+    plan: SlimPlan | None = getattr(model, "plan", None)
+    return plan
+
+
+def keeps_alike(model: nn.Module) -> bool:
+    """Whether all images keep equally many tokens, so that a batch stays rectangular."""
+    plan = plan_of(model)
+    return plan is None or plan.mode != "threshold"
+
+
 _classes: dict[type, type[SlimModel]] = {}
 
 

@@ -1,4 +1,4 @@
-"""The packages that export needs, imported only when asked for: `import patchslim` works without them."""
+"""Packages of the extras, imported only when asked for: `import patchslim` works without them."""
 
 from __future__ import annotations
 
@@ -13,19 +13,17 @@ from typing import Any
 
 from patchslim.errors import ExportError
 
-EXTRA = "pip install 'patchslim[export]'"
 
-
-def need(name: str) -> Any:
-    """A package of the export extra, or of one of its modules; ExportError says how to install it."""
-    package = name.split(".")[0]
+def need(name: str, extra: str = "export", what: str = "This export") -> Any:
+    """A package of an extra, or one of its modules; ExportError says who needs it and how to install it."""
+    package, install = name.split(".")[0], f"pip install 'patchslim[{extra}]'"
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
         missing = error.name or package
-        raise ExportError(f"This export needs the package {missing}, which is not installed: {EXTRA}.") from None
+        raise ExportError(f"{what} needs the package {missing}, which is not installed: {install}.") from None
     except ImportError as error:
-        raise ExportError(f"The package {package} is installed but does not load ({error}); try {EXTRA}.") from None
+        raise ExportError(f"The package {package} is installed but does not load ({error}); try {install}.") from None
 
 
 def need_nncf() -> Any:

@@ -57,21 +57,31 @@ def recorded(run: Run, batch: Tensor) -> Callable[[], Any]:
 
     The copy is part of the call, because whoever has a new batch needs it too.
     """
-    with torch.cuda.device(batch.device):
-        own = batch.clone()
+    own = batch.clone()
+    replay = replayed(lambda: run(own), batch.device)
+
+    def call() -> Any:
+        own.copy_(batch)
+        return replay()
+
+    return call
+
+
+def replayed(call: Callable[[], Any], device: torch.device) -> Callable[[], Any]:
+    """A call recorded once as a CUDA graph on the tensors it works on; replaying it gives the same tensors anew."""
+    with torch.cuda.device(device):
         beside = torch.cuda.Stream()
         beside.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(beside):
             for _ in range(RECORD_WARM_UP):
-                run(own)
+                call()
         torch.cuda.current_stream().wait_stream(beside)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
-            logits = run(own)
+            result = call()
 
     def replay() -> Any:
-        own.copy_(batch)
         graph.replay()
-        return logits
+        return result
 
     return replay

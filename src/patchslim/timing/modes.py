@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from patchslim.errors import PatchslimError, first_words
-from patchslim.measure.memory import out_of_memory, size_of, taken_by
-from patchslim.measure.running import Run, compiled, recorded, running
+from patchslim.timing.memory import out_of_memory, size_of, taken_by
+from patchslim.timing.running import Run, compiled, recorded, running
 
 MODES = ("eager", "compiled", "graph", "compiled-graph")
 

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from patchslim.measure.running import running
+from patchslim.timing.running import running
 
 Clock = Callable[[], float]  # seconds since whenever
 
@@ -35,6 +35,11 @@ class Timing:
     def throughput(self, batch_size: int) -> float:
         """Images per second."""
         return batch_size / self.median
+
+    @property
+    def spread(self) -> float:
+        """By how much the middle half of the rounds differs, over the median."""
+        return (self.high - self.low) / self.median
 
     @property
     def seconds(self) -> list[float]:

@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from patchslim.errors import PatchslimError
 
@@ -70,4 +71,12 @@ def taken_by(work: Callable[[], Any], device: torch.device) -> int | None:
 
 def size_of(model: nn.Module, batch: Tensor) -> int:
     """Bytes of a model's weights and of a batch."""
-    return sum(tensor.nbytes for tensor in (*model.parameters(), *model.buffers(), batch))
+    return sum(_bytes(tensor) for tensor in (*model.parameters(), *model.buffers(), batch))
+
+
+def _bytes(tensor: Any) -> int:
+    """Bytes of a tensor, also of one that is made of others, as quantised weights are."""
+    if not is_traceable_wrapper_subclass(tensor):
+        return int(tensor.nbytes)
+    names, _ = tensor.__tensor_flatten__()
+    return sum(_bytes(getattr(tensor, name)) for name in names)
