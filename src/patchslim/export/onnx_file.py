@@ -21,7 +21,7 @@ INPUT, OUTPUT = "images", "logits"
 BATCH = 8  # images that calibration runs at a time
 LARGEST = 2**31 - 2**20  # bytes of weights: a protobuf ends at 2 GiB
 LINEAR = ["MatMul", "Gemm"]
-AVERAGED: Mapping[str, Any] = MappingProxyType({"CalibMovingAverage": True})  # extremes of a batch, not of all images
+NO_OPTIONS: Mapping[str, Any] = MappingProxyType({})
 Ranges = Literal["MinMax", "Percentile", "Entropy"]
 NO_LIMIT = 2**62  # a slice or a transpose of a weight is a weight, however large
 
@@ -103,7 +103,7 @@ def quantise(
     *,
     ranges: Ranges = "MinMax",
     signed: bool = False,
-    options: Mapping[str, Any] = AVERAGED,
+    options: Mapping[str, Any] = NO_OPTIONS,
 ) -> None:
     """Write the INT8 version of a file: linear layers only, weights per output channel, inputs by what images give.
 
