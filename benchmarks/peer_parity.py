@@ -164,7 +164,7 @@ def same_choice(theirs: Any, images: ImageSource, batch_size: int) -> dict[str, 
 
 
 def main() -> None:
-    """Compare what was given, and write one file."""
+    """Compare what was given, writing after each row."""
     args = parse()
     device = open_device(args.device)
     model = open_model(args.model, args.checkpoint).to(device)
@@ -173,12 +173,14 @@ def main() -> None:
     args.images = len(images)
     result: dict[str, Any] = head(args, device) | {"tome": [], "evit": []}
     del result["calibration_images"]
+    args.out.parent.mkdir(parents=True, exist_ok=True)
     for r in args.r if args.tome else []:
         ours = ToMe().with_schedule(job, [r] * job.host.info.depth)
         theirs = their_tome(args.tome, model, r)
         ratio = ours.macs / job.budget(1.0)
         result["tome"].append(compared(ours.module, theirs, images, args.batch_size, r=r, macs_ratio=ratio))
         print(result["tome"][-1], flush=True)
+        write_json(args.out, result)
     for rate in args.keep_rate if args.evit else []:
         ours = EViT().with_rate(job, rate)
         their_own = their_evit(args.evit, model, rate)
@@ -186,8 +188,7 @@ def main() -> None:
         row = compared(ours.module, their_own, images, args.batch_size, keep_rate=rate, macs_ratio=ratio)
         result["evit"].append(row | same_choice(their_own, images, args.batch_size))
         print(result["evit"][-1], flush=True)
-    args.out.parent.mkdir(parents=True, exist_ok=True)
-    write_json(args.out, result)
+        write_json(args.out, result)
 
 
 if __name__ == "__main__":
