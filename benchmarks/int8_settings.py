@@ -30,7 +30,6 @@ from patchslim.slim import load_host
 SETTINGS: dict[str, list[dict[str, Any]]] = {
     "onnx": [
         {},
-        {"signed": True},
         {"signed": True, "options": {"ActivationSymmetric": True}},
         {"options": {"CalibMovingAverage": True}},
         {"ranges": "Percentile", "options": {"CalibTensorRangeSymmetric": False, "CalibPercentile": 99.999}},
@@ -39,7 +38,7 @@ SETTINGS: dict[str, list[dict[str, Any]]] = {
     ],
     "openvino": [
         {"smooth": alpha, "correct_biases": correct}
-        for correct, alphas in ((False, (-1.0, 0.15, 0.3, 0.5, 0.7, 0.95)), (True, (0.5,)))
+        for correct, alphas in ((False, (-1.0, 0.15, 0.3, 0.5, 0.7, 0.95)), (True, (-1.0, 0.5)))
         for alpha in alphas
     ],
 }
