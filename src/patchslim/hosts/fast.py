@@ -9,6 +9,7 @@ from torch import Tensor
 
 KERNELS = torch.cuda.is_available() and find_spec("triton") is not None
 
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)  # kernels add up in float32, so doubles are not for them
 WIDEST_HEAD = 128  # channels of a head that fit where kernels keep them
 MOST_KEYS = 1024  # tokens that one program looks at
 
@@ -19,4 +20,4 @@ def kernels_for(k: Tensor) -> bool:
     exported = not torch.compiler.is_dynamo_compiling() and torch.compiler.is_exporting()
     if not KERNELS or not k.is_cuda or torch.is_grad_enabled() or exported:
         return False
-    return k.shape[3] <= WIDEST_HEAD and k.shape[2] <= MOST_KEYS and k.stride(3) == 1
+    return k.dtype in DTYPES and k.shape[3] <= WIDEST_HEAD and k.shape[2] <= MOST_KEYS and k.stride(3) == 1

@@ -23,8 +23,8 @@ def _attend(
     WIDTH: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr, CHANNELS: tl.constexpr, EXACT: tl.constexpr,
 ):  # fmt: skip
     """Some queries of one head of one image, over all its keys: softmax with running maximum."""
-    image, head = (tl.program_id(1) // heads).to(tl.int64), tl.program_id(1) % heads
-    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    image, head = (tl.program_id(0) // heads).to(tl.int64), tl.program_id(0) % heads
+    row = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
     key, channel = tl.arange(0, KEYS), tl.arange(0, CHANNELS)
     inside = (row < n)[:, None] & (channel < WIDTH)[None, :]
     own = tl.load(q + image * q_b + head * q_h + row[:, None] * q_n + channel[None, :], mask=inside, other=0.0)
@@ -64,13 +64,14 @@ def attend_sized(q: Tensor, k: Tensor, v: Tensor, size: Tensor, scale: float) ->
     q, k, v = dense(q), dense(k), dense(v)
     out = _attended(q, k, v, size, scale)
     rows, keys = 64, 64
-    _attend[(triton.cdiv(n, rows), batch * heads)](
-        q, k, v, size, out,
-        *q.stride()[:3], *k.stride()[:3], *v.stride()[:3], size.stride(0) if size.shape[0] > 1 else 0,
-        *out.stride()[:3], heads, n, n_in, scale,
-        WIDTH=width, ROWS=rows, KEYS=keys, CHANNELS=max(16, triton.next_power_of_2(width)), EXACT=exact(q.dtype),
-        num_warps=4, num_stages=2,
-    )  # fmt: skip
+    with torch.cuda.device_of(q):  # a launch goes to the current device
+        _attend[(batch * heads, triton.cdiv(n, rows))](
+            q, k, v, size, out,
+            *q.stride()[:3], *k.stride()[:3], *v.stride()[:3], size.stride(0) if size.shape[0] > 1 else 0,
+            *out.stride()[:3], heads, n, n_in, scale,
+            WIDTH=width, ROWS=rows, KEYS=keys, CHANNELS=max(16, triton.next_power_of_2(width)), EXACT=exact(q.dtype),
+            num_warps=4, num_stages=2,
+        )  # fmt: skip
     return out
 
 
@@ -108,12 +109,13 @@ def class_rows(q: Tensor, k: Tensor, size: Tensor, scale: float) -> Tensor:
     batch, heads, n_in, width = k.shape
     q, k, size = dense(q), dense(k), dense(size)
     out = _rows(q, k, size, scale)
-    _class_rows[(batch,)](
-        q, k, size, out,
-        q.stride(0), q.stride(1), *k.stride()[:3], size.stride(0) if size.shape[0] > 1 else 0, n_in,
-        heads, n_in, scale,
-        WIDTH=width, KEYS=triton.next_power_of_2(n_in), CHANNELS=triton.next_power_of_2(width), num_warps=8,
-    )  # fmt: skip
+    with torch.cuda.device_of(k):  # a launch goes to the current device
+        _class_rows[(batch,)](
+            q, k, size, out,
+            q.stride(0), q.stride(1), *k.stride()[:3], size.stride(0) if size.shape[0] > 1 else 0, n_in,
+            heads, n_in, scale,
+            WIDTH=width, KEYS=triton.next_power_of_2(n_in), CHANNELS=triton.next_power_of_2(width), num_warps=8,
+        )  # fmt: skip
     return out
 
 

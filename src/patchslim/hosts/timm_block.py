@@ -18,7 +18,7 @@ from patchslim.hosts.split_qkv import SplitQkv
 if KERNELS:
     from patchslim.hosts import kernels
 
-ONE_PRODUCT = 0.75  # share of queries from which a GPU is faster with one product for all than with two that fit
+ONE_PRODUCT = 0.75  # share of queries from which one product gives them, keys and values, on a GPU; else two that fit
 
 
 def through(module: nn.Module, x: Tensor) -> Tensor:

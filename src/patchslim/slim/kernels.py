@@ -62,12 +62,13 @@ def pair(k: Tensor, offset: Tensor, prefix: int, n: int, by_cost: bool) -> Tenso
     t, k, offset = tokens - prefix, dense(k), dense(offset)
     movers, hosts = (t + 1) // 2, t // 2
     place = _places(k, offset, prefix, n, by_cost)
-    _pair[(batch,)](
-        k, offset, place,
-        *k.stride()[:3], offset.stride(0), place.stride(0), heads, movers, hosts, prefix, t - n,
-        WIDTH=width, MOVERS=max(16, triton.next_power_of_2(movers)), HOSTS=max(16, triton.next_power_of_2(hosts)),
-        CHANNELS=max(16, triton.next_power_of_2(width)), BY_COST=by_cost, EXACT=exact(k.dtype), num_warps=8,
-    )  # fmt: skip
+    with torch.cuda.device_of(k):  # a launch goes to the current device
+        _pair[(batch,)](
+            k, offset, place,
+            *k.stride()[:3], offset.stride(0), place.stride(0), heads, movers, hosts, prefix, t - n,
+            WIDTH=width, MOVERS=max(16, triton.next_power_of_2(movers)), HOSTS=max(16, triton.next_power_of_2(hosts)),
+            CHANNELS=max(16, triton.next_power_of_2(width)), BY_COST=by_cost, EXACT=exact(k.dtype), num_warps=8,
+        )  # fmt: skip
     return place
 
 
@@ -83,7 +84,7 @@ def _merge(
     WIDTH: tl.constexpr, PATCHES: tl.constexpr,
 ):  # fmt: skip
     """One token that stays: the average of all that go to its place, at their average length."""
-    image, row = tl.program_id(1).to(tl.int64), tl.program_id(0)
+    image, row = tl.program_id(0).to(tl.int64), tl.program_id(1)
     channel, patch = tl.arange(0, WIDTH), tl.arange(0, PATCHES)
     x += image * x_b + channel
     size += image * size_b
@@ -122,13 +123,14 @@ def merge_rows(x: Tensor, size: Tensor, weight: Tensor, place: Tensor, n: int) -
     prefix = tokens - t
     x, size, weight, place = dense(x), dense(size), dense(weight), dense(place)
     out, grown = _merged(x, size, weight, place, n)
-    _merge[(prefix + n, batch)](
-        x, size, weight, place, out, grown,
-        x.stride(0), x.stride(1), size.stride(0) if size.shape[0] > 1 else 0,
-        weight.stride(0) if weight.shape[0] > 1 else 0, place.stride(0), out.stride(0), out.stride(1), grown.stride(0),
-        prefix, t, width,
-        WIDTH=triton.next_power_of_2(width), PATCHES=triton.next_power_of_2(t), num_warps=2,
-    )  # fmt: skip
+    with torch.cuda.device_of(x):  # a launch goes to the current device
+        _merge[(batch, prefix + n)](
+            x, size, weight, place, out, grown,
+            x.stride(0), x.stride(1), size.stride(0) if size.shape[0] > 1 else 0,
+            weight.stride(0) if weight.shape[0] > 1 else 0, place.stride(0), out.stride(0), out.stride(1),
+            grown.stride(0), prefix, t, width,
+            WIDTH=triton.next_power_of_2(width), PATCHES=triton.next_power_of_2(t), num_warps=2,
+        )  # fmt: skip
     return out, grown
 
 
