@@ -108,7 +108,7 @@ def quantise(
     """Write the INT8 version of a file: linear layers only, weights per output channel, inputs by what images give.
 
     Attention's own products stay in fp32, and so do all outputs. `ranges` is ONNX Runtime's name of how an input's
-    range comes from what the images give, `options` are further ones of its own; benchmarks/int8_settings.py compares them.
+    range comes from what the images give, `options` are further ones of its own (benchmarks/int8_settings.py).
     """
     onnx, quantization = need("onnx"), need("onnxruntime.quantization")
     linear = _linear_layers(onnx.load(source).graph)

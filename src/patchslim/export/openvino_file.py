@@ -92,7 +92,7 @@ def quantise(
 ) -> None:
     """Write the INT8 version of a file, by nncf's settings for transformers; attention's own products stay in fp32.
 
-    `smooth` is how far outliers move from inputs to weights, SmoothQuant's α; docs/decisions.md compares both settings.
+    `smooth` is how far outliers move from inputs to weights, SmoothQuant's α (benchmarks/int8_settings.py).
     """
     nncf, graph = need_nncf(), _read(source)
     try:
