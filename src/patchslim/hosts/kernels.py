@@ -26,7 +26,9 @@ def _attend(
     image, head = (tl.program_id(0) // heads).to(tl.int64), tl.program_id(0) % heads
     row = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
     key, channel = tl.arange(0, KEYS), tl.arange(0, CHANNELS)
-    inside = (row < n)[:, None] & (channel < WIDTH)[None, :]
+    inside = (row < n)[:, None]
+    if WIDTH < CHANNELS:  # else the mask would be tested for nothing
+        inside = inside & (channel < WIDTH)[None, :]
     own = tl.load(q + image * q_b + head * q_h + row[:, None] * q_n + channel[None, :], mask=inside, other=0.0)
     k += image * k_b + head * k_h
     v += image * v_b + head * v_h
@@ -36,7 +38,9 @@ def _attend(
     mixed = tl.zeros([ROWS, CHANNELS], tl.float32)
     for begin in range(0, n_in, KEYS):
         at = begin + key
-        known = (at < n_in)[:, None] & (channel < WIDTH)[None, :]
+        known = (at < n_in)[:, None]
+        if WIDTH < CHANNELS:
+            known = known & (channel < WIDTH)[None, :]
         keys = tl.load(k + at[:, None] * k_n + channel[None, :], mask=known, other=0.0)
         count = tl.load(size + at, mask=at < n_in, other=1.0).to(tl.float32)
         logits = tl.dot(own, tl.trans(keys), input_precision=EXACT) * (scale * LOG2E) + tl.log2(count)[None, :]
@@ -63,14 +67,14 @@ def attend_sized(q: Tensor, k: Tensor, v: Tensor, size: Tensor, scale: float) ->
     n_in, size = k.shape[2], dense(size)
     q, k, v = dense(q), dense(k), dense(v)
     out = _attended(q, k, v, size, scale)
-    rows, keys = 64, 64
+    rows, keys = 64, 32  # the fastest on an H200 of 64 and 128 by 32, 64 and 128, with 1 to 3 stages
     with torch.cuda.device_of(q):  # a launch goes to the current device
         _attend[(batch * heads, triton.cdiv(n, rows))](
             q, k, v, size, out,
             *q.stride()[:3], *k.stride()[:3], *v.stride()[:3], size.stride(0) if size.shape[0] > 1 else 0,
             *out.stride()[:3], heads, n, n_in, scale,
             WIDTH=width, ROWS=rows, KEYS=keys, CHANNELS=max(16, triton.next_power_of_2(width)), EXACT=exact(q.dtype),
-            num_warps=4, num_stages=2,
+            num_warps=4, num_stages=3,
         )  # fmt: skip
     return out
 
