@@ -13,10 +13,12 @@ from __future__ import annotations
 
 import argparse
 import copy
+import signal
 import sys
 import time
 import types
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +56,9 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--evit", type=Path, help="a checkout of EViT's repository")
     parser.add_argument("--rows", nargs="+", help="only these rows")
     parser.add_argument("--seconds", type=float, default=2.0, help="for each row in each mode")
+    parser.add_argument(
+        "--patience", type=int, default=600, help="seconds to make a row ready; compilers may take longer"
+    )
     parser.add_argument("--device")
     parser.add_argument("--warm", action="store_true")
     parser.add_argument("--out", type=Path, required=True)
@@ -186,7 +191,8 @@ def timed(models: dict[str, nn.Module], batch: Tensor, args: argparse.Namespace)
     for row, model in models.items():
         torch.compiler.reset()
         start = time.monotonic()
-        prepared = prepare(model, batch, modes)
+        with at_most(args.patience):
+            prepared = prepare(model, batch, modes)
         print(f"{row}: ready in {time.monotonic() - start:.0f} s {prepared.failed or ''}", file=sys.stderr, flush=True)
         ready |= {(row, mode): own for mode, own in prepared.ready.items()}
         failed[row] = prepared.failed
@@ -198,6 +204,19 @@ def timed(models: dict[str, nn.Module], batch: Tensor, args: argparse.Namespace)
         found.setdefault(row, {"failed": failed[row], "modes": {}})
         found[row]["modes"][mode] = {"throughput": timing.throughput(len(batch)), "seconds": timing.seconds}
     return {row: own | _best(own["modes"]) for row, own in found.items()}
+
+
+@contextmanager
+def at_most(seconds: int) -> Iterator[None]:
+    """Raise TimeoutError, once, in whatever takes longer; the mode at work counts as failed, and others follow."""
+
+    def stop(*_: Any) -> None:
+        raise TimeoutError(f"not ready after {seconds} s")
+
+    signal.signal(signal.SIGALRM, stop)
+    signal.alarm(seconds)
+    yield
+    signal.alarm(0)
 
 
 def _best(modes: dict[str, dict[str, Any]]) -> dict[str, Any]:
