@@ -17,6 +17,7 @@ import signal
 import sys
 import time
 import types
+from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -38,7 +39,7 @@ from patchslim.timing.latency import in_turns
 from patchslim.timing.modes import Ready, modes_for, prepare
 from patchslim.timing.running import DTYPES
 
-# How patches leave: the DeiT-Ti plans at 0.55 of the MACs in docs/results.md, as shares of 196. Other ratios stretch them.
+# How patches leave: the DeiT-Ti plans at 0.55 of the MACs in docs/results.md, of 196. Other ratios stretch them.
 STATIC = (141, 141, 140, 127, 116, 112, 110, 106, 105, 105, 95)
 MATCHED = (196, 183, 183, 162, 142, 109, 73, 61, 53, 46, 46)
 OF = 196
@@ -101,6 +102,14 @@ def counted(model: nn.Module, info: HostInfo) -> int:
     return int(counter.get_total_flops()) // 2
 
 
+def most_within(make: Callable[[int], nn.Module], settings: Sequence[int], info: HostInfo, ratio: float) -> nn.Module:
+    """The model with the most MACs within the ratio, of settings in order of falling MACs."""
+    place = bisect_left(settings, True, key=lambda own: counted(make(own), info) <= ratio * host_macs(info))
+    if place == len(settings):
+        raise ValueError(f"a peer can't come down to {ratio} of the MACs")
+    return make(settings[place])
+
+
 def tome(host: nn.Module, info: HostInfo, ratio: float, folder: Path) -> nn.Module:
     """ToMe's own code with the least r that comes down to the ratio."""
     sys.path.insert(0, str(folder))
@@ -108,11 +117,12 @@ def tome(host: nn.Module, info: HostInfo, ratio: float, folder: Path) -> nn.Modu
 
     model: Any = copy.deepcopy(host)
     patch(model)
-    for r in range(1, info.patches):
+
+    def make(r: int) -> nn.Module:
         model.r = r
-        if counted(model, info) <= ratio * host_macs(info):
-            return model  # type: ignore[no-any-return]
-    raise ValueError(f"ToMe can't come down to {ratio} of the MACs")
+        return model  # type: ignore[no-any-return]
+
+    return most_within(make, range(1, info.patches), info, ratio)
 
 
 def evit(host: Any, info: HostInfo, ratio: float, folder: Path) -> nn.Module:
@@ -124,13 +134,13 @@ def evit(host: Any, info: HostInfo, ratio: float, folder: Path) -> nn.Module:
     from evit import EViT  # type: ignore[import-not-found]
 
     third = info.depth // 4
-    for percent in range(99, 0, -1):
+    shape = {"embed_dim": info.width, "depth": info.depth, "num_heads": info.heads, "qkv_bias": True}
+
+    def make(percent: int) -> nn.Module:
         rates = [percent / 100 if block in (third, 2 * third, 3 * third) else 1.0 for block in range(info.depth)]
-        shape = {"embed_dim": info.width, "depth": info.depth, "num_heads": info.heads, "qkv_bias": True}
-        model = EViT(keep_rate=tuple(rates), fuse_token=True, **shape).eval()
-        if counted(model, info) <= ratio * host_macs(info):
-            return model  # type: ignore[no-any-return]
-    raise ValueError(f"EViT can't come down to {ratio} of the MACs")
+        return EViT(keep_rate=tuple(rates), fuse_token=True, **shape).eval()  # type: ignore[no-any-return]
+
+    return most_within(make, range(99, 0, -1), info, ratio)
 
 
 def _old_timm() -> dict[str, dict[str, Any]]:

@@ -43,6 +43,7 @@ def main() -> None:
     parser.add_argument("--speedups", nargs="+", type=float, default=[1.6])
     parser.add_argument("--batch-size", type=int, default=32)
     parser.add_argument("--dtype", default="float32")
+    parser.add_argument("--speed-mode", default="auto", help="of search and bench")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--seconds", type=float, default=20.0, help="of bench, for each model in each mode")
     parser.add_argument("--out", type=Path)
@@ -69,10 +70,10 @@ def images_for(model: nn.Module, args: argparse.Namespace) -> ImageSource:
 
 def row(model: nn.Module, source: ImageSource, way: str, speedup: float, args: argparse.Namespace) -> dict[str, Any]:
     """Search, then time: what was asked, predicted and measured."""
-    settings: dict[str, Any] = {"speed_batch_size": args.batch_size, "speed_dtype": args.dtype}
+    settings: dict[str, Any] = {"speed_batch_size": args.batch_size, "speed_dtype": args.dtype, "speed_mode": args.speed_mode}
     plan, weights = search(model, source, ps.SearchConfig(target_speedup=speedup, **settings, **WAYS[way]))
     slim = ps.apply(model, plan, weights)
-    found = bench(slim, model, BenchConfig([args.batch_size], [args.dtype], seconds=args.seconds))
+    found = bench(slim, model, BenchConfig([args.batch_size], [args.dtype], [args.speed_mode], seconds=args.seconds))
     told = plan.provenance["speed"]
     print(
         f"{args.model}, {way}: asked {speedup:g}×, predicted {told['predicted']:.3f}×, "
