@@ -70,7 +70,8 @@ def images_for(model: nn.Module, args: argparse.Namespace) -> ImageSource:
 
 def row(model: nn.Module, source: ImageSource, way: str, speedup: float, args: argparse.Namespace) -> dict[str, Any]:
     """Search, then time: what was asked, predicted and measured."""
-    settings: dict[str, Any] = {"speed_batch_size": args.batch_size, "speed_dtype": args.dtype, "speed_mode": args.speed_mode}
+    settings: dict[str, Any] = {"speed_batch_size": args.batch_size, "speed_dtype": args.dtype}
+    settings["speed_mode"] = args.speed_mode
     plan, weights = search(model, source, ps.SearchConfig(target_speedup=speedup, **settings, **WAYS[way]))
     slim = ps.apply(model, plan, weights)
     found = bench(slim, model, BenchConfig([args.batch_size], [args.dtype], [args.speed_mode], seconds=args.seconds))
