@@ -5,7 +5,8 @@
         --val imagenet-val-dev-0000.tar --out results
 
 Each figure is a raw file, `figure_NAME_MODEL.json`, written row by row; `--resume` goes on with what is missing. Where
-matplotlib is installed a picture lies beside it; `--draw FILE …` draws raw files later, and needs nothing else.
+matplotlib is installed a picture lies beside it; `--draw FILE …` draws raw files later, and `--table FILE …` prints
+them, from the files alone.
 Without weights, calibration images or labels it says what is missing and measures what can be measured.
 """
 
@@ -31,6 +32,7 @@ from figures.rows import Rows
 from figures.searches import EPS_KEY, EVEN_KEY, measure_eps, measure_even
 from figures.similarity import KEY as SIM_KEY
 from figures.similarity import measure_sim
+from figures.tables import markdown
 from figures.work import Work, open_work
 from patchslim.errors import PatchslimError
 from patchslim.measure import device_name
@@ -47,6 +49,7 @@ def parse(words: Sequence[str] | None = None) -> argparse.Namespace:
     add = parser.add_argument
     add("--figures", nargs="+", default=list(FIGURES), choices=FIGURES)
     add("--draw", nargs="+", type=Path, metavar="FILE", help="draw raw files, and measure nothing")
+    add("--table", nargs="+", type=Path, metavar="FILE", help="print raw files as Markdown, and measure nothing")
     add("--model", default="deit_tiny_patch16_224", help="a timm name, a Hugging Face folder, or hf:NAME")
     add("--checkpoint", type=Path)
     add("--pretrained", action="store_true", help="timm's own weights")
@@ -143,10 +146,12 @@ def main(words: Sequence[str] | None = None) -> None:
     """Measure, or draw what was measured; bad input is one sentence and exit code 2."""
     args = parse(words)
     try:
-        if args.draw is None:
+        if args.draw is None and args.table is None:
             measure(args, command_of(sys.argv[1:] if words is None else words))
         for path in args.draw or ():
             print(draw(path), flush=True)
+        for path in args.table or ():
+            print("\n".join(markdown(path)), end="\n\n", flush=True)
     except PatchslimError as error:
         print(error, file=sys.stderr)
         raise SystemExit(2) from None

@@ -18,21 +18,19 @@ WAYS = {"skip": "this block only", "drop": "this block and all later ones"}
 
 def draw(path: Path) -> Path:
     """Write a PNG beside a raw file."""
-    table = read_json(path, RunError, "figure")
-    kind = table.get("figure")
-    if kind not in FIGURES:
-        raise RunError(f"{path} is no raw file of a figure; give one that paper_figures.py wrote.")
-    if not table["rows"]:
-        raise RunError(f"{path} has no rows to draw; {_lacking(table)}.")
-    figure, out = FIGURES[kind](table), path.with_suffix(".png")
+    table = read_table(path)
+    figure, out = FIGURES[table["figure"]](table), path.with_suffix(".png")
     with replacing(out) as temporary:
         figure.savefig(temporary, format="png")
     return out
 
 
-def _lacking(table: Table) -> str:
-    missing = table.get("missing")
-    return f"it was measured without {', '.join(missing)}" if missing else "measure some first"
+def read_table(path: Path) -> Table:
+    """A raw file that has rows."""
+    table = read_json(path, RunError, "figure")
+    if table.get("figure") not in FIGURES or not table.get("rows"):
+        raise RunError(f"{path} is no raw file of a figure; give one that paper_figures.py wrote.")
+    return table
 
 
 def _similarity(table: Table) -> Any:
@@ -81,6 +79,7 @@ def _pyramid(table: Table) -> Any:
         axes.plot(blocks, row["patches_per_block"], marker=MARKERS[number % len(MARKERS)], label=label)
     axes.set_ylim(0, table["patches"] * 1.04)
     _labels(axes, "block", f"patches kept, of {table['patches']}", 7)
+    axes.legend(fontsize=7, loc="lower left")
     axes.set_title(f"{table['model']}: patches kept per block, before recovery", fontsize=10)
     return figure
 

@@ -42,7 +42,7 @@ def order_of(
 def lone_scores(host: Host, features: Features, layer: int, score: Any) -> Tensor:
     """The score of Algorithm 1 for block `layer` when all blocks above it keep everything: (N,)."""
     info = host.info
-    above = {block: info.patches for block in range(layer + 1, info.depth + 1)}
+    above = dict.fromkeys(range(layer + 1, info.depth + 1), info.patches)
     if not info.reads_patches and layer < info.depth:
         above[info.depth] = 0  # nobody reads its patches
     everything = Partial(list(range(info.patches)), above)

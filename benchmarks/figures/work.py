@@ -16,6 +16,7 @@ from patchslim.cli.common import open_device, open_model, workers_for
 from patchslim.data import ImageSource, open_images
 from patchslim.hosts import Host, open_host
 from patchslim.hosts.hf_open import is_hf_name
+from patchslim.hosts.weights import weights_fingerprint
 from patchslim.macs import host_macs
 from patchslim.measure.ranks import ranks_of
 
@@ -66,7 +67,7 @@ class Work:
         return found.hits
 
     def labelled(self) -> Iterator[tuple[Tensor, Tensor]]:
-        """Batches of labelled images, the pixels on the model's device: (B, C, H, W) and (B,), in the order of `hits`."""
+        """Batches of labelled images, pixels on the model's device, in the order of `hits`: (B, C, H, W) and (B,)."""
         assert self.val is not None
         for pixels, labels in self.val.batches(self.batch_size):
             known = labels >= 0
@@ -81,7 +82,9 @@ def open_work(args: argparse.Namespace) -> Work:
     trained = args.checkpoint is not None or args.pretrained or is_hf_name(args.model)
     missing = [] if trained else ["weights (--checkpoint or --pretrained)"]
     work = Work(model, batch_size=args.batch_size, seed=args.seed, missing=missing)
-    work.started = {"model": args.model, "weights": _weights(args, trained), "seed": args.seed}
+    work.started = {"model": args.model, "seed": args.seed, "weights": _weights(args, trained)}
+    if trained:
+        work.started["fingerprint"] = weights_fingerprint(model)
     for name, source, limit in (("data", args.data, args.images), ("val", args.val, args.limit)):
         if source is None:
             missing.append(f"images (--{name})")
