@@ -85,7 +85,8 @@ def measurers(args: argparse.Namespace, work: Work) -> dict[str, tuple[Sequence[
         raise PatchslimError("A pruning rate lies between 0 and 1; --rates has others.")
     lone = [Cut(args.score, args.seed, way, rate) for way, rate in product(args.removed, args.rates or LAYER_RATES)]
     named = [(name, seed) for name in args.scores for seed in (args.random_seeds if name == "random" else [args.seed])]
-    many = [Cut(*name, way, rate) for name, way, rate in product(named, args.removed, args.rates or ACC_RATES)]
+    rates = args.rates or ACC_RATES
+    many = [Cut(name, seed, way, rate) for (name, seed), way, rate in product(named, args.removed, rates)]
     return {
         "sim": (SIM_KEY, partial(measure_sim, work)),
         "eps": (EPS_KEY, lambda rows: measure_eps(work, rows, args.tolerances)),

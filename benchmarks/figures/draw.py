@@ -34,16 +34,18 @@ def read_table(path: Path) -> Table:
 
 
 def _similarity(table: Table) -> Any:
-    """Mean cosine by block, and a band that holds 90 % of the images."""
-    figure = new_figure(6.0, 4.0)
-    axes, rows = figure.subplots(), sorted(table["rows"], key=lambda row: row["block"])
-    blocks = [row["block"] for row in rows]
-    axes.plot(blocks, [row["mean"] for row in rows], "o-", label="mean over images")
-    bounds = [[row[name] for row in rows] for name in ("p5", "p95")]
-    axes.fill_between(blocks, *bounds, alpha=0.2, label="5 % to 95 % of the images")
-    axes.set_ylim(min(0.0, *bounds[0]), 1)
+    """Mean cosine by block, and bands that hold 90 % of the images."""
+    figure = new_figure(6.5, 4.2)
+    axes = figure.subplots()
+    for number, (of, rows) in enumerate(_by(table["rows"], "of")):
+        rows = sorted(rows, key=lambda row: row["block"])
+        blocks, style = [row["block"] for row in rows], {"color": f"C{number}"}
+        axes.plot(blocks, [row["mean"] for row in rows], marker=MARKERS[number], label=of, **style)
+        axes.fill_between(blocks, *([row[name] for row in rows] for name in ("p5", "p95")), alpha=0.15, **style)
+    axes.set_ylim(min(0.0, *(row["p5"] for row in table["rows"])), 1)
     _labels(axes, "block (0: the embedded patches)", "cosine similarity of patches", 8)
-    axes.set_title(f"{table['model']}: similarity between patches, {rows[0]['images']:,} images", fontsize=10)
+    images = table["rows"][0]["images"]
+    axes.set_title(f"{table['model']}: similarity of patches; mean and 90 % of {images:,} images", fontsize=10)
     return figure
 
 

@@ -116,6 +116,6 @@ def _orders(work: Work, features: Features | None, layer: int, cuts: Sequence[Cu
 
 def _row(work: Work, layer: int, cut: Cut, right: Tensor | None) -> Row:
     info = work.host.info
-    row = {"layer": layer} | cut._asdict() | {"patches": kept_of(info, cut.rate)}
+    row: Row = {"layer": layer} | cut._asdict() | {"patches": kept_of(info, cut.rate)}
     row |= {"macs_ratio": macs_ratio(info, layer, cut), "top1": None}
     return row if right is None else row | {"top1": float(right.double().mean() * 100), "right": to_hex(right)}

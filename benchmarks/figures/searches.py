@@ -23,7 +23,7 @@ from patchslim.search.run import DEFAULT_TOLERANCE, Session
 
 EPS_KEY = ("mode", "tolerance")
 EVEN_KEY = ("mode", "target_macs")
-BLOCK, READOUT = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05), (0.01, 0.02, 0.05, 0.1, 0.2)
+BLOCK, READOUT = (0.002, 0.005, 0.01, 0.02, 0.05), (0.01, 0.02, 0.05, 0.1, 0.2)
 # ε of Algorithm 1 is the error of the next block, that of the effect score the error of what the head reads.
 EPS_MODES: dict[str, tuple[dict[str, Any], Sequence[float]]] = {
     "impact, blocks tuned": ({"score": "impact", "tune_epochs": 3}, BLOCK),
@@ -67,7 +67,7 @@ def measure_even(work: Work, rows: Rows, ratio: float) -> None:
     for mode, settings in EVEN_MODES.items():
         if work.images is None or rows.done({"mode": mode, "target_macs": ratio}):
             continue
-        limit = {} if "tolerance" in settings else {"target_macs": ratio}
+        limit: dict[str, Any] = {} if "tolerance" in settings else {"target_macs": ratio}
         start = time.monotonic()
         plan, tuned = ps.search(work.model, work.images, ps.SearchConfig(seed=work.seed, **limit, **settings))
         about = {"mode": mode, "target_macs": ratio, "seconds": round(time.monotonic() - start, 1)}

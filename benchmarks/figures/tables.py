@@ -22,11 +22,12 @@ def markdown(path: Path) -> list[str]:
 
 
 def _similarity(table: Table) -> list[str]:
-    rows = sorted(table["rows"], key=lambda row: row["block"])
-    numbers = [[f"{row[name]:.3f}" for row in rows] for name in ("mean", "p5", "p95")]
-    names = ("mean cosine", "5 % of the images below", "5 % of the images above")
-    lines = [[name, *found] for name, found in zip(names, numbers, strict=True)]
-    return _lines(["block", *(row["block"] for row in rows)], lines)
+    blocks = sorted({row["block"] for row in table["rows"]})
+    lines = []
+    for of in dict.fromkeys(row["of"] for row in table["rows"]):
+        own = [_where(table, of=of, block=block) for block in blocks]
+        lines.append([of, *(f"{rows[0]['mean']:.3f}" if rows else "–" for rows in own)])
+    return _lines(["mean cosine of patches, block", *blocks], lines)
 
 
 def _tolerance(table: Table) -> list[str]:

@@ -16,8 +16,9 @@ from figures.orders import effect_order, lone_scores, order_of
 from figures.similarity import by_block, patch_similarity
 from figures.work import Work
 from flops import unfused
+from hf_small import FEW, make_hf
 from patchslim.data import as_source, tensor_images
-from patchslim.hosts import Host, open_host
+from patchslim.hosts import Host, answer_of, open_host
 from patchslim.plan import make_plan
 from patchslim.scores.effect import removal_effect
 from patchslim.search.effects import Effects
@@ -81,6 +82,15 @@ def test_everything_kept_is_the_host(kind: str, removed: str) -> None:
     assert relative(lone_logits(model, 2, PATCHES, removed, images), model(images)) < 1e-5
 
 
+@torch.no_grad()
+@pytest.mark.parametrize("name", FEW)
+def test_models_of_transformers_are_pruned_alike(name: str) -> None:
+    model, images = make_hf(name), make_images()
+    assert relative(lone_logits(model, 2, PATCHES, "skip", images), answer_of(model(images))) < 1e-5
+    assert relative(lone_logits(model, 2, 6, "drop", images), oracle(model, 2, 6, "drop", images)) < 1e-5
+    assert len(by_block(open_host(model), images)) == 1 + 3 * DEPTH
+
+
 def test_shared_features_give_what_whole_networks_give() -> None:
     model, images = make_host(), make_images(40)
     cuts = [Cut("random", 0, way, rate) for way in ("skip", "drop") for rate in (0.3, 0.7)]
@@ -119,18 +129,22 @@ def test_similarity_is_the_mean_over_all_pairs(patches: int, width: int, seed: i
         assert float(found) == pytest.approx(sum(loop) / len(loop), abs=1e-9)
 
 
-def test_similarity_is_of_what_the_blocks_put_out(kind: str) -> None:
+def test_similarity_is_of_what_the_host_computes(kind: str) -> None:
     model, images = make_host(kind), make_images()
-    host, outputs = open_host(model), list[Tensor]()
-    hooks = [block.register_forward_hook(lambda block, given, out: outputs.append(out)) for block in host.blocks]
+    host, seen = open_host(model), {"block output": list[Tensor](), "attention output": [], "attention heads": []}
+    blocks: list[Any] = list(host.blocks)
+    for block in blocks:
+        block.register_forward_hook(lambda part, given, out: seen["block output"].append(out))
+        block.attn.register_forward_hook(lambda part, given, out: seen["attention output"].append(out))
+        block.attn.norm.register_forward_pre_hook(lambda part, given: seen["attention heads"].append(given[0]))
     with torch.no_grad():
         model(images)
-    for hook in hooks:
-        hook.remove()
-    found = by_block(host, images)
-    assert found.shape == (len(images), 1 + DEPTH)
-    wanted = [patch_similarity(out[:, host.info.prefix_tokens :]) for out in outputs]
-    torch.testing.assert_close(found[:, 1:], torch.stack(wanted, dim=1), rtol=1e-5, atol=1e-6)
+    found = by_block(open_host(make_host(kind)), images)
+    assert len(found) == 1 + 3 * DEPTH
+    for (of, block), own in found.items():
+        if block:
+            wanted = patch_similarity(seen[of][block - 1][:, host.info.prefix_tokens :])
+            torch.testing.assert_close(own, wanted, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("score", ["impact", "attention"])
