@@ -26,17 +26,15 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 import patchslim as ps
+from drawn import matched_plan, static_plan
 from patchslim.cli.common import open_device
 from patchslim.files import write_json
 from patchslim.hosts import HostInfo, with_matmul_embed
-from patchslim.macs import host_macs, macs_of_counts
+from patchslim.macs import host_macs
 from patchslim.measure import device_name
-from patchslim.plan import SlimPlan, build_plan, make_plan
 from patchslim.timing.latency import in_turns
 from patchslim.timing.modes import Ready, modes_for, prepare
 from patchslim.timing.running import DTYPES
-
-CURVE = 1.2  # how patches leave: N − (N − n)·(l / L)^1.2 of them are left after block l
 
 
 def parse() -> argparse.Namespace:
@@ -55,34 +53,6 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--warm", action="store_true")
     parser.add_argument("--out", type=Path, required=True)
     return parser.parse_args()
-
-
-def counts_at(info: HostInfo, ratio: float, **choice: Any) -> list[int]:
-    """Patches per block at a MAC ratio, along the curve."""
-
-    def counts(gone: float) -> list[int]:
-        last = info.depth - 1
-        curve = [round(info.patches * (1 - gone * (block / last) ** CURVE)) for block in range(1, info.depth)]
-        return [*curve, curve[-1] if info.reads_patches else 0]
-
-    low, high = 0.0, 1.0
-    for _ in range(30):
-        middle = (low + high) / 2
-        above = macs_of_counts(info, counts(middle), **choice) > ratio * host_macs(info)
-        low, high = (middle, high) if above else (low, middle)
-    return counts(high)
-
-
-def static_plan(info: HostInfo, ratio: float) -> SlimPlan:
-    """Random masks."""
-    order = torch.randperm(info.patches, generator=torch.Generator().manual_seed(0)).tolist()
-    return make_plan(info, [order[:count] for count in counts_at(info, ratio)])
-
-
-def matched_plan(info: HostInfo, ratio: float) -> SlimPlan:
-    """Merges by similarity."""
-    counts = counts_at(info, ratio, removed="merge", select="matched")
-    return build_plan(info, select="matched", removed="merge", patches_per_block=counts)
 
 
 def counted(model: nn.Module, info: HostInfo) -> int:
