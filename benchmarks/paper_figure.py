@@ -27,7 +27,7 @@ def draw_blocks(blocks: Rows, path: Path) -> None:
         _draw(axes, block)
     for axes in panels[len(shown) :]:
         axes.set_axis_off()
-    figure.legend(*_legend(panels), loc="outside right upper", fontsize=7)
+    figure.legend(*_legend(panels), loc="outside right upper", fontsize=7, title="filled: measured\nhollow: published")
     _write(figure, path)
 
 
@@ -61,11 +61,11 @@ def _style(method: str) -> dict[str, Any]:
 
 
 def _legend(panels: Sequence[Any]) -> tuple[list[Any], list[str]]:
-    """Every method once; the words say what hollow marks are."""
+    """Every method once."""
     found = {}
     for axes in panels:
         found |= {label: handle for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)}
-    return list(found.values()), [f"{label}" for label in found]
+    return list(found.values()), list(found)
 
 
 def draw_models(rows: Rows, path: Path) -> None:

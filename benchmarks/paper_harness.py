@@ -65,7 +65,7 @@ class Setting:
     def __init__(self, args: argparse.Namespace, name: str) -> None:
         self.args = args
         self.device = open_device(args.device)
-        check_settings([], args.bench_dtype, args.seconds)
+        check_settings(getattr(args, "also", []), args.bench_dtype, args.seconds)
         modes_for(args.modes, self.device, threshold=False)
         self.speed = SpeedConfig(args.bench_batch_size, args.bench_dtype, tuple(args.modes), args.seconds)
         self.out: Path = args.out if args.out.suffix == ".json" else args.out / f"{name}.json"
@@ -108,13 +108,12 @@ class Setting:
 
     def _config(self) -> CompareConfig:
         args = self.args
-        recovery = RecoverConfig(
-            epochs=args.recover or 1, block_epochs=0, batch_size=args.recover_batch_size, seed=args.seed
-        )
         peers = PeerConfig(epochs=args.epochs, batch_size=args.batch_size, seed=args.seed)
-        return CompareConfig(
-            peers, recovery if args.recover else None, self.speed, eval_batch_size=max(args.batch_size, 64)
-        )
+        recovery = None
+        if args.recover:
+            learning: dict[str, Any] = {"batch_size": args.recover_batch_size, "seed": args.seed}
+            recovery = RecoverConfig(epochs=args.recover, block_epochs=0, **learning)
+        return CompareConfig(peers, recovery, self.speed, eval_batch_size=max(args.batch_size, 64))
 
     def _compared(self, block: Block) -> dict[str, Any]:
         args, workers = self.args, workers_for(self.device)

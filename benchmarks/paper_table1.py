@@ -10,6 +10,9 @@ throughput are measured, with random weights. `--also 0.55` measures every metho
 
 from __future__ import annotations
 
+from functools import partial
+from typing import Any
+
 import published
 from paper_cells import table1
 from paper_figure import draw_blocks
@@ -27,10 +30,11 @@ def main() -> None:
     parser.add_argument("--also", nargs="+", type=float, default=[], metavar="RATIO", help="every method at these too")
     args = parser.parse_args()
     setting = Setting(args, "paper_table1")
-    table: dict[str, object] = {"title": TITLE, "blocks": (blocks := [])}
+    blocks: list[dict[str, Any]] = []
+    table = {"title": TITLE, "blocks": blocks}
     for block in table1(args.models, args.also):
         blocks.append(setting.block(block))
-        write_files(table, setting.out, blocks_text(table), lambda path: draw_blocks(blocks, path))
+        write_files(table, setting.out, blocks_text(table), partial(draw_blocks, blocks))
     print(blocks_text(table))
 
 

@@ -10,6 +10,7 @@ Top-1 is measured where weights (and, for slim models, images) are given; MACs a
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import published
@@ -57,10 +58,11 @@ def main() -> None:
     parser.add_argument("--models", nargs="+", choices=known, default=known, metavar="MODEL")
     args = parser.parse_args()
     setting = Setting(args, "paper_table2")
-    table = setting.about() | {"title": TITLE, "recover": args.recover, "rows": (rows := [])}
+    rows: list[dict[str, Any]] = []
+    table = setting.about() | {"title": TITLE, "recover": args.recover, "rows": rows}
     for block in table2(args.models):
         rows += measured(block, setting)
-        write_files(table, setting.out, models_text(table), lambda path: draw_models(rows, path))
+        write_files(table, setting.out, models_text(table), partial(draw_models, rows))
     print(models_text(table))
 
 

@@ -9,6 +9,9 @@ by the paper's score, as `PS, as the paper says` does; `PS, patchslim's` is `pat
 
 from __future__ import annotations
 
+from functools import partial
+from typing import Any
+
 import published
 from paper_cells import table3
 from paper_figure import draw_blocks
@@ -24,10 +27,11 @@ def main() -> None:
     parser.add_argument("--models", nargs="+", default=[published.TI, published.S], metavar="MODEL")
     args = parser.parse_args()
     setting = Setting(args, "paper_table3")
-    table: dict[str, object] = {"title": TITLE, "blocks": (blocks := [])}
+    blocks: list[dict[str, Any]] = []
+    table = {"title": TITLE, "blocks": blocks}
     for block in table3(args.models):
         blocks.append(setting.block(block))
-        write_files(table, setting.out, blocks_text(table), lambda path: draw_blocks(blocks, path))
+        write_files(table, setting.out, blocks_text(table), partial(draw_blocks, blocks))
     print(blocks_text(table))
 
 

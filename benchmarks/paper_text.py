@@ -9,7 +9,7 @@ from paper_cells import NAMES
 from patchslim.report.comparison import EMPTY, about, interval
 
 Table = Mapping[str, Any]
-PUBLISHED = ("MACs kept, published", "top-1, published", "images/s, published")
+PUBLISHED = ("MACs kept, published", "top-1, published", "images/s, published (V100)")
 OURS = ("MACs kept", "GMACs", "top-1", "against base")
 RECOVERED = ("recovered", "against base")
 SPEED = ("images/s", "speed-up")
@@ -36,8 +36,8 @@ def measured_how(block: Table) -> str:
         return about(block)
     speed = block["settings"]["speed"]
     return (
-        f"MACs, and throughput on {block['device']}, batch {speed['batch_size']}, {speed['dtype']}, each row beside the "
-        f"base, with random weights. No top-1: {', '.join(block['missing'])} not given."
+        f"MACs, and throughput on {block['device']}, batch {speed['batch_size']}, {speed['dtype']}, each row beside "
+        f"the base, with random weights. No top-1, for want of {', '.join(block['missing'])}."
     )
 
 
@@ -137,7 +137,7 @@ def _number(value: float | None, kind: str) -> str:
 def throughput_text(table: Table) -> str:
     """All rows of Tables 1 and 2, timed in one run."""
     names = ["model", "method", "MACs kept", "GMACs", "parameters", "images/s", "mode", "speed-up"]
-    names += ["images/s, published", "speed-up, published"]
+    names += ["images/s, published (V100)", "speed-up, published (V100)"]
     rows = [_speed_words(block, row) for block in table["blocks"] for row in _all_rows(block)]
     failed = [(block["model"], row) for block in table["blocks"] for row in _all_rows(block) if row["reason"]]
     empty = [f"{model}, {NAMES[row['method']]}: {row['reason']}." for model, row in failed]

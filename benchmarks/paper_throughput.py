@@ -2,16 +2,17 @@
 
     python benchmarks/paper_throughput.py --modes graph --out results/paper_throughput_h200_torch2.11_bf16.json
 
-Every model and what each method makes of it, at the MACs of the published row; each row beside its base, in its fastest
-mode. Counts of patchslim's own rows and of PoWER's lie along a curve, as nothing is searched for (see drawn.py). A row is
-written as soon as it is measured; one that fails leaves its reason, and `--resume` goes on. `--warm` only fills the
-compiler's cache, so that several processes can compile before one measures.
+Every model and what each method makes of it, at the MACs of the published row; each row beside its base, in its
+fastest mode. Counts of patchslim's own rows and of PoWER's lie along a curve, as nothing is searched for (drawn.py). A
+row is written as soon as it is measured; one that fails leaves its reason, and `--resume` goes on. `--warm` only fills
+the compiler's cache, so that several processes can compile before one measures.
 """
 
 from __future__ import annotations
 
 import argparse
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from paper_cells import Block, table1, table2, without_twins
@@ -44,7 +45,8 @@ def main() -> None:
     parser.set_defaults(seconds=0.5)
     args = parser.parse_args()
     setting = Setting(args, "paper_throughput")
-    table = setting.about() | {"title": TITLE, "blocks": (blocks := [])}
+    blocks: list[dict[str, Any]] = []
+    table = setting.about() | {"title": TITLE, "blocks": blocks}
     done: list[Row] = []
 
     def listen(row: Row) -> None:
@@ -58,7 +60,7 @@ def main() -> None:
             continue
         blocks.append(found)
         done.clear()
-        write_files(table, setting.out, throughput_text(table), lambda path: draw_blocks(blocks, path))
+        write_files(table, setting.out, throughput_text(table), partial(draw_blocks, blocks))
     if not args.warm:
         print(throughput_text(table))
 
