@@ -45,7 +45,8 @@ def _draw(axes: Any, block: Mapping[str, Any]) -> None:
             height = known["top1"] - block["published"]["top1"] if scored else 1 + (known.get("gain") or math.nan) / 100
             axes.plot(known["ratio"], height, **style | {"label": None, "fillstyle": "none"})
     if not scored:
-        ratios = [0.4 + place / 100 for place in range(61)]
+        low, high = axes.get_xlim()
+        ratios = [low + (high - low) * place / 50 for place in range(51)]
         axes.plot(ratios, [1 / ratio for ratio in ratios], color="grey", linewidth=0.8, label="promised by the MACs")
     after = ", recovered" if any(row.get("recovered") for row in block["rows"]) else ", untuned"
     axes.set_title(block["model"] + (after if scored else ""), fontsize=9)
@@ -55,14 +56,16 @@ def _draw(axes: Any, block: Mapping[str, Any]) -> None:
 
 
 def _style(method: str) -> dict[str, Any]:
+    from matplotlib import colormaps
+
     place = list(NAMES).index(method)
-    marker = MARKERS[place % len(MARKERS)]
-    return {"color": f"C{place % 10}", "marker": marker, "linestyle": "none", "label": NAMES[method]}
+    colour = colormaps["tab20"](place * 2 % 20 + place // 10)  # strong colours first
+    return {"color": colour, "marker": MARKERS[place % len(MARKERS)], "linestyle": "none", "label": NAMES[method]}
 
 
 def _legend(panels: Sequence[Any]) -> tuple[list[Any], list[str]]:
     """Every method once."""
-    found = {}
+    found: dict[str, Any] = {}
     for axes in panels:
         found |= {label: handle for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)}
     return list(found.values()), list(found)

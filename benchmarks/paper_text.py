@@ -51,7 +51,7 @@ def block_lines(block: Table) -> list[str]:
 
 
 def _words(row: Table, base: Table | None, recovered: bool) -> list[str]:
-    words = [NAMES.get(row["method"], row["method"]), *_published(row.get("published"), base)]
+    words: list[str] = [NAMES[row["method"]], *_published(row.get("published"), base)]
     if row.get("reason"):
         empty = len(OURS) + len(SPEED) + (len(RECOVERED) if recovered else 0)
         return [*words, _asked(row), *[EMPTY] * (empty - 1)]

@@ -11,6 +11,7 @@ import gc
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,10 +27,10 @@ from patchslim.errors import PatchslimError, UnsupportedModel, first_words
 from patchslim.hosts import Host, open_host
 from patchslim.macs import host_macs
 from patchslim.measure import device_name
-from patchslim.peers import Job, PeerConfig, SpeedConfig, Unreachable
-from patchslim.peers.compare import BASE, cell_name
+from patchslim.peers import Job, Method, PeerConfig, SpeedConfig, Unreachable
+from patchslim.peers.compare import BASE
 from patchslim.peers.speed import batch_for
-from patchslim.peers.store import Row, Store
+from patchslim.peers.store import Row, Store, cell_name
 from patchslim.timing import DTYPES
 from watch import Watch, counted_macs
 
@@ -105,7 +106,7 @@ class SpeedBlock:
         makers[HOST] = self._as_it_comes
         methods = {name: quick_method(name) for name in dict.fromkeys(cell.method for cell in self.block.cells)}
         for cell in self.block.cells:
-            makers[cell_name(cell.method, cell.ratio)] = lambda own=cell: self._cell(methods[own.method], own.ratio)
+            makers[cell_name(cell.method, cell.ratio)] = partial(self._cell, methods[cell.method], cell.ratio)
         return makers
 
     def _as_it_comes(self) -> dict[str, Any]:
@@ -118,7 +119,7 @@ class SpeedBlock:
         module = same.slimmed_(same.blocks)  # the patch embedding of all other rows
         return {"method": BASE, "macs": host_macs(self.host.info), "macs_ratio": 1.0, "module": module}
 
-    def _cell(self, method: Any, ratio: float) -> dict[str, Any]:
+    def _cell(self, method: Method, ratio: float) -> dict[str, Any]:
         assert self.host is not None
         info, row = self.host.info, {"method": method.name, "target_macs": ratio}
         noise = torch.randn(NOISE, info.channels, *info.image_size, generator=torch.Generator().manual_seed(0))

@@ -25,7 +25,7 @@ from patchslim.peers.hits import to_hex
 from patchslim.peers.method import Cell, Job, Method, PeerConfig, Unreachable
 from patchslim.peers.names import make_methods
 from patchslim.peers.speed import SpeedConfig, batch_for, timed_beside
-from patchslim.peers.store import RESULT, Row, Store
+from patchslim.peers.store import RESULT, Row, Store, cell_name
 from patchslim.peers.table import with_intervals
 from patchslim.recover import RecoverConfig, recover
 from patchslim.search.topdown import Listener
@@ -83,11 +83,6 @@ def compare(
     if only is not None:
         wanted = [(method, ratio) for method, ratio in wanted if (method.name, ratio) in only]
     return comparison.run(wanted, resume)
-
-
-def cell_name(method: str, ratio: float) -> str:
-    """A cell's file."""
-    return f"{method}@{ratio:g}"
 
 
 class _Comparison:
@@ -175,6 +170,7 @@ class _Comparison:
 
     def _measured(self, cell: Cell, name: str) -> Row:
         found: Row = {"macs": cell.macs, "macs_ratio": cell.macs / host_macs(self.host.info)}
+        found |= {"parameters": sum(weight.numel() for weight in cell.module.parameters())}
         found |= {"untuned": self._score(cell.module)} | self._speed(cell.module)
         if self.config.recover is None:
             return found
