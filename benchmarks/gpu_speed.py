@@ -29,20 +29,15 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 import patchslim as ps
+from drawn import matched_plan, static_plan
 from patchslim.cli.common import open_device
 from patchslim.files import write_json
 from patchslim.hosts import HostInfo, with_matmul_embed
-from patchslim.macs import host_macs, macs_of_counts
+from patchslim.macs import host_macs
 from patchslim.measure import device_name
-from patchslim.plan import SlimPlan, build_plan, make_plan
 from patchslim.timing.latency import in_turns
 from patchslim.timing.modes import Ready, modes_for, prepare
 from patchslim.timing.running import DTYPES
-
-# How patches leave: the DeiT-Ti plans at 0.55 of the MACs in docs/results.md, of 196. Other ratios stretch them.
-STATIC = (141, 141, 140, 127, 116, 112, 110, 106, 105, 105, 95)
-MATCHED = (196, 183, 183, 162, 142, 109, 73, 61, 53, 46, 46)
-OF = 196
 
 
 def parse() -> argparse.Namespace:
@@ -64,34 +59,6 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--warm", action="store_true")
     parser.add_argument("--out", type=Path, required=True)
     return parser.parse_args()
-
-
-def counts_at(info: HostInfo, ratio: float, shape: Sequence[int], **choice: Any) -> list[int]:
-    """Patches per block at a MAC ratio, in the shape of a plan of 12 blocks, of whose patches more or fewer leave."""
-
-    def counts(stretch: float) -> list[int]:
-        places = [round(block * (len(shape) - 1) / (info.depth - 2)) for block in range(info.depth - 1)]
-        left = [max(1, round(info.patches * (1 - stretch * (1 - shape[place] / OF)))) for place in places]
-        return [*left, left[-1] if info.reads_patches else 0]
-
-    low, high = 0.0, 2.0
-    for _ in range(30):
-        middle = (low + high) / 2
-        above = macs_of_counts(info, counts(middle), **choice) > ratio * host_macs(info)
-        low, high = (middle, high) if above else (low, middle)
-    return counts(high)
-
-
-def static_plan(info: HostInfo, ratio: float) -> SlimPlan:
-    """Random masks."""
-    order = torch.randperm(info.patches, generator=torch.Generator().manual_seed(0)).tolist()
-    return make_plan(info, [order[:count] for count in counts_at(info, ratio, STATIC)])
-
-
-def matched_plan(info: HostInfo, ratio: float) -> SlimPlan:
-    """Merges by similarity."""
-    counts = counts_at(info, ratio, MATCHED, removed="merge", select="matched")
-    return build_plan(info, select="matched", removed="merge", patches_per_block=counts)
 
 
 def counted(model: nn.Module, info: HostInfo) -> int:

@@ -77,6 +77,24 @@ def test_rows_are_what_measuring_by_hand_gives() -> None:
     assert json.loads(json.dumps(table)) == table
 
 
+def test_only_the_cells_asked_for() -> None:
+    model, mine, other = make_host(), Named(), Named("other")
+    only = {("mine", 0.8), ("other", 0.6)}
+    table = compare(model, IMAGES, labelled(model), [mine, other], [0.6, 0.8], QUICK, only=only)
+    assert [(row["method"], row["target_macs"]) for row in table["rows"]] == [("mine", 0.8), ("other", 0.6)]
+    assert (mine.asked, other.asked) == (1, 1)
+
+
+def test_the_papers_dynamic_variant() -> None:
+    cell = make_methods(["dps"])[0].build(job_of(make_host()), 0.7)
+    assert isinstance(cell, Cell)
+    plan = cell.module.plan
+    assert isinstance(plan, ps.SlimPlan)
+    assert plan.predictor is not None
+    assert (plan.select, plan.removed, plan.predictor.kind) == ("predicted", "drop", "pool")
+    assert plan.provenance["settings"]["score"] == "impact"
+
+
 def test_the_first_of_each_ratio() -> None:
     def row(method: str, ratio: float, right: str) -> dict[str, Any]:
         hits = from_hex(right, 8)

@@ -58,7 +58,7 @@ def compare_methods(
             "--methods",
             metavar="A,B,…",
             help="Names with commas between, or all: ps-static, ps-merge, ps-predicted, ps-predicted-drop, ps-matched, "
-            "impact, attention, random, radial, spread; power, scop, hvt, vtp, uniform, tome, evit, dynamicvit.",
+            "impact, dps, attention, random, radial, spread; power, scop, hvt, vtp, uniform, tome, evit, dynamicvit.",
         ),
     ],
     target_macs: Annotated[

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,7 @@ from patchslim.peers.hits import to_hex
 from patchslim.peers.method import Cell, Job, Method, PeerConfig, Unreachable
 from patchslim.peers.names import make_methods
 from patchslim.peers.speed import SpeedConfig, batch_for, timed_beside
-from patchslim.peers.store import RESULT, Row, Store
+from patchslim.peers.store import RESULT, Row, Store, cell_name
 from patchslim.peers.table import with_intervals
 from patchslim.recover import RecoverConfig, recover
 from patchslim.search.topdown import Listener
@@ -62,6 +62,7 @@ def compare(
     ratios: Sequence[float],
     config: CompareConfig | None = None,
     *,
+    only: Collection[tuple[str, float]] | None = None,
     train: ImageSource | None = None,
     folder: Path | None = None,
     resume: bool = False,
@@ -70,18 +71,18 @@ def compare(
     """A table of methods by MAC ratios: top-1 before and after recovery, MACs and throughput, as JSON-able values.
 
     `images` calibrate, without labels; `val` has labels and measures; `train` are images to recover with, else those
-    that calibrate. A method is a name or an object of its own. In a `folder` every finished cell is kept at once, and
-    with `resume` those that are there are not measured again.
+    that calibrate. A method is a name or an object of its own. `only` names the cells to measure, by method and ratio,
+    where not all are wanted. In a `folder` every finished cell is kept at once, and with `resume` those that are there
+    are not measured again.
     """
     config = config or CompareConfig()
     comparison = _Comparison(model, images, val, train or images, config, folder, listen)
     chosen = [method for word in methods for method in (make_methods([word]) if isinstance(word, str) else [word])]
-    return comparison.run(list({method.name: method for method in chosen}.values()), ratios, resume)
-
-
-def cell_name(method: str, ratio: float) -> str:
-    """A cell's file."""
-    return f"{method}@{ratio:g}"
+    named = {method.name: method for method in chosen}
+    wanted = [(named[name], ratio) for name in named for ratio in sorted(set(ratios), reverse=True)]
+    if only is not None:
+        wanted = [(method, ratio) for method, ratio in wanted if (method.name, ratio) in only]
+    return comparison.run(wanted, resume)
 
 
 class _Comparison:
@@ -115,28 +116,25 @@ class _Comparison:
             "settings": self.config.as_dict(),
         } | {name: {"count": len(own), "fingerprint": own.fingerprint} for name, own in sources.items()}
 
-    def run(self, methods: Sequence[Method], ratios: Sequence[float], resume: bool) -> dict[str, Any]:
+    def run(self, wanted: Sequence[tuple[Method, float]], resume: bool) -> dict[str, Any]:
         """All cells, method by method, so that what one learns for a ratio serves the next."""
-        wanted = sorted(set(ratios), reverse=True)
         rows: dict[str, Row] = {}
         with self.store.opened(resume):
             base = self._base_row()
-            total = len(methods) * len(wanted)
-            for method in methods:
-                for ratio in wanted:
-                    name = cell_name(method.name, ratio)
-                    row = self.store.get(name)
-                    fresh = row is None
-                    if row is None:
-                        self.listen({"event": "cell", "cell": name, "done": len(rows), "total": total})
-                        row = self._row(method, ratio)
-                        self.store.put(name, row)
-                    rows[name] = row
-                    self.listen({"event": "row", "cell": name, "fresh": fresh, "done": len(rows), "total": total})
+            for method, ratio in wanted:
+                name = cell_name(method.name, ratio)
+                row = self.store.get(name)
+                about = {"cell": name, "fresh": row is None, "total": len(wanted)}
+                if row is None:
+                    self.listen({"event": "cell", **about, "done": len(rows)})
+                    row = self._row(method, ratio)
+                    self.store.put(name, row)
+                rows[name] = row
+                self.listen({"event": "row", **about, "done": len(rows)})
             table = {
                 **self._about(),
                 "base": base,
-                "rows": with_intervals(base, [rows[cell_name(m.name, r)] for r in wanted for m in methods]),
+                "rows": with_intervals(base, sorted(rows.values(), key=lambda row: -row["target_macs"])),
             }
             if self.folder is not None:
                 write_json(self.folder / RESULT, table)
@@ -172,6 +170,7 @@ class _Comparison:
 
     def _measured(self, cell: Cell, name: str) -> Row:
         found: Row = {"macs": cell.macs, "macs_ratio": cell.macs / host_macs(self.host.info)}
+        found |= {"parameters": sum(weight.numel() for weight in cell.module.parameters())}
         found |= {"untuned": self._score(cell.module)} | self._speed(cell.module)
         if self.config.recover is None:
             return found

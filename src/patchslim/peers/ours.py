@@ -20,6 +20,7 @@ MODES: dict[str, dict[str, Any]] = {
     "ps-predicted-drop": {"select": "predicted", "removed": "drop"},
     "ps-matched": {"select": "matched"},
     "impact": {"score": "impact"} | UNTUNED,
+    "dps": {"select": "predicted", "removed": "drop", "score": "impact", "predictor": "pool"},
     "attention": {"score": "attention"} | UNTUNED,
     "random": {"score": "random"} | UNTUNED,
     "radial": {"score": "radial"} | UNTUNED,

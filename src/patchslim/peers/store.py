@@ -16,6 +16,11 @@ STARTED, CELLS, WORKING, RESULT = "started.json", "cells", "working", "compariso
 Row = dict[str, Any]
 
 
+def cell_name(method: str, ratio: float) -> str:
+    """A cell's file."""
+    return f"{method}@{ratio:g}"
+
+
 class Store:
     """A comparison's folder; without one nothing is kept."""
 

@@ -43,11 +43,12 @@ def _score(score: Mapping[str, Any] | None) -> list[str]:
     if "against_base" not in score:
         return [own, EMPTY, EMPTY]
     leads = score["against_first"]["only_first"] == score["against_first"]["only_second"] == 0
-    first = "first" if leads and not score["against_first"]["difference"] else _interval(score["against_first"])
-    return [own, _interval(score["against_base"]), first]
+    first = "first" if leads and not score["against_first"]["difference"] else interval(score["against_first"])
+    return [own, interval(score["against_base"]), first]
 
 
-def _interval(difference: Mapping[str, float]) -> str:
+def interval(difference: Mapping[str, float]) -> str:
+    """A paired difference in points, with its 95 % confidence interval."""
     return f"{difference['difference']:+.2f} ({difference['low']:+.2f} to {difference['high']:+.2f})"
 
 
