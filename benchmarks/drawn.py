@@ -39,8 +39,10 @@ def counts_at(
     shares = [1 - shape[round(block * (len(shape) - 1) / (info.depth - 2))] / OF for block in range(info.depth - 1)]
 
     def counts(stretch: float) -> list[int]:
-        left = [max(1, round(info.patches * (1 - stretch * share))) for share in shares]
-        return [*left, left[-1] if keeps_last else 0]
+        left = [info.patches]
+        for share in shares:  # no block loses more than half: matching in pairs can't
+            left.append(max(round(info.patches * (1 - stretch * share)), (left[-1] + 1) // 2))
+        return [*left[1:], left[-1] if keeps_last else 0]
 
     most = 1 / min(share for share in shares if share)  # the last block that loses patches is down to one
     if count(counts(most)) > ratio * host_macs(info):

@@ -3,9 +3,9 @@
     python benchmarks/paper_throughput.py --modes graph --out results/paper_throughput_h200_torch2.11_bf16.json
 
 Every model and what each method makes of it, at the MACs of the published row; each row beside its base, in its
-fastest mode. Counts of patchslim's own rows and of PoWER's have the shape of a plan, as nothing is searched for (drawn.py). A
-row is written as soon as it is measured; one that fails leaves its reason, and `--resume` goes on. `--warm` only fills
-the compiler's cache, so that several processes can compile before one measures.
+fastest mode. Counts of patchslim's own rows and of PoWER's have the shape of a plan, as nothing is searched for
+(drawn.py). A row is written as soon as it is measured; one that fails leaves its reason, and `--resume` goes on.
+`--warm` only fills the compiler's cache, so that several processes can compile before one measures.
 """
 
 from __future__ import annotations
