@@ -1,6 +1,7 @@
 """The command behind the paper's figures: raw files, going on with them, pictures from them, and what is missing."""
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -87,7 +88,10 @@ def test_a_table_has_the_numbers_of_the_raw_file(measured: Path, capsys: Any) ->
     assert all(markdown(measured / f"figure_{name}_digits_vit.json") for name in ("eps", "even", "layers"))
 
 
-def test_going_on_measures_only_what_is_missing(measured: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_going_on_measures_only_what_is_missing(
+    measured: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copy(measured / "figure_acc_digits_vit.json", tmp_path)
     asked: list[tuple[int, list[float]]] = []
     real = one_block.hits_of
 
@@ -96,13 +100,13 @@ def test_going_on_measures_only_what_is_missing(measured: Path, monkeypatch: pyt
         return real(work, layer, cuts, orders)
 
     monkeypatch.setattr(one_block, "hits_of", watched)
-    words = [*SMALL, "--figures", "acc", "--scores", "radial", "--removed", "drop", "--out", str(measured)]
-    before = table_of(measured, "acc")["rows"]
+    words = [*SMALL, "--figures", "acc", "--scores", "radial", "--removed", "drop", "--out", str(tmp_path)]
+    before = table_of(tmp_path, "acc")["rows"]
     paper_figures.main([*words, "--resume"])
     assert asked == []
     paper_figures.main([*words, "--resume", "--rates", "0.5", "0.7"])
     assert asked == [(2, [0.7])]
-    after = table_of(measured, "acc")["rows"]
+    after = table_of(tmp_path, "acc")["rows"]
     assert after[:-1] == before
     assert after[-1]["rate"] == 0.7
 
