@@ -33,7 +33,7 @@ def blocks_text(table: Table) -> str:
 def measured_how(block: Table) -> str:
     """One sentence on how a block came about."""
     if not block["missing"]:
-        return about(block)
+        return about(block, "from the base")
     speed = block["settings"]["speed"]
     return (
         f"MACs, and throughput on {block['device']}, batch {speed['batch_size']}, {speed['dtype']}, each row beside "
@@ -100,8 +100,9 @@ def notes_of(block: Table) -> list[str]:
 
 
 def _first(rows: Sequence[Table], state: str) -> str:
-    best = max((row for row in rows if row.get(state)), key=lambda row: float(row[state]["top1"]))
-    return f"{NAMES[best['method']]} ({best[state]['top1']:.2f})"
+    best = max(row[state]["top1"] for row in rows if row.get(state))
+    names = [NAMES[row["method"]] for row in rows if row.get(state) and row[state]["top1"] == best]
+    return f"{' and '.join(names)} ({best:.2f})"
 
 
 def models_text(table: Table) -> str:

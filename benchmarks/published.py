@@ -109,7 +109,7 @@ TABLE2 = (
     Model("Swin-S", 8.7, 83.0, "swin_small_patch4_window7_224"),
     Model("Swin-B", 15.4, 83.5, "swin_base_patch4_window7_224"),
     Model("LV-ViT-S", 6.6, 83.3, "lvvit_s"),
-    Model("LV-ViT-M", 16.0, 84.1, "lvvit_m", note="16.0 G are printed; the model has 12.6"),
+    Model("LV-ViT-M", 16.0, 84.1, "lvvit_m", note="16.0 G are printed; the model has 12.7"),
     Model("PS-LV-ViT-S", 4.7, 82.4, "lvvit_s", PS, 6.6),
     Model("DPS-LV-ViT-S", 4.5, 82.9, "lvvit_s", DPS, 6.6),
     Model("PS-LV-ViT-M", 8.6, 83.5, "lvvit_m", PS, 16.0),

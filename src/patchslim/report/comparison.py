@@ -61,13 +61,13 @@ def markdown(table: Table) -> str:
     return "\n".join([*text, *([""] if notes else []), *(f"- {note}" for note in notes)]) + "\n"
 
 
-def about(table: Table) -> str:
-    """One sentence on how the numbers came about."""
+def about(table: Table, compared: str = "from the base and from the first at the same MACs") -> str:
+    """How the numbers came about; `compared`: what differences are shown from."""
     settings, speed = table["settings"], table["settings"]["speed"]
     recovery = settings["recover"]
     words = (
         f"Top-1 in percent on {table['base']['untuned']['images']:,} images; differences in points, paired, with 95 % "
-        f"confidence intervals, from the base and from the first at the same MACs. {table['images']['count']:,} "
+        f"confidence intervals, {compared}. {table['images']['count']:,} "
         f"unlabelled images to choose by. Throughput on {table['device']}, batch {speed['batch_size']}, "
         f"{speed['dtype']}, each row beside the base."
     )
