@@ -133,10 +133,10 @@ def makers(host: nn.Module, info: HostInfo, args: argparse.Namespace) -> dict[st
         "static drop": lambda: ps.apply(host, static_plan(info, args.ratio)),
         "matched merge": lambda: ps.apply(host, matched_plan(info, args.ratio)),
     }
-    if args.tome is not None:
-        found["ToMe"] = lambda: tome(host, info, args.ratio, args.tome)
     if args.evit is not None:
         found["EViT"] = lambda: evit(host, info, args.ratio, args.evit)
+    if args.tome is not None:
+        found["ToMe"] = lambda: tome(host, info, args.ratio, args.tome)
     return {name: make for name, make in found.items() if args.rows is None or name in args.rows}
 
 
@@ -165,8 +165,9 @@ def timed(models: dict[str, nn.Module], batch: Tensor, args: argparse.Namespace)
     modes = modes_for(args.modes, batch.device, False)
     ready: dict[tuple[str, str], Ready] = {}
     failed: dict[str, dict[str, str]] = {}
+    torch.compiler.reset()
+    torch._dynamo.config.recompile_limit = max(16, 4 * len(models))  # else models count against each other
     for row, model in models.items():
-        torch.compiler.reset()
         start = time.monotonic()
         with at_most(args.patience):
             prepared = prepare(model, batch, modes)

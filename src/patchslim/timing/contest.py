@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -49,6 +50,8 @@ class Contest:
         """Every model in every mode, timed in turns on one batch (B, C, H, W)."""
         if any(mode.startswith("compiled") for mode in self.modes):
             torch.compiler.reset()  # else another batch size or model counts against the compiler's patience
+            config: Any = torch._dynamo.config
+            config.recompile_limit = max(config.recompile_limit, 4 * len(models))  # and so would these
         prepared = {name: self._prepare(name, model, batch) for name, model in models.items()}
         self.say("timing", len(batch))
         ways = [(name, mode) for name, own in prepared.items() for mode in own.ready]
