@@ -60,13 +60,13 @@ def setting_name(setting: dict[str, Any]) -> str:
 
 def parity_table() -> None:
     """Exported fp32 files against PyTorch (docs/export.md)."""
-    print("| plan | format | largest difference of a logit | same answer | ties |")
-    print("| --- | --- | --- | --- | --- |")
+    print("| plan | format | largest difference of a logit | agreement | ties | other answers |")
+    print("| --- | --- | --- | --- | --- | --- |")
     for row in rows("export_parity_*.json"):
         cells = (
             row["refused"]
             if "refused" in row
-            else f"{row['max_difference']:.1e} | {row['agreement']:.1f} % | {row['ties']}"
+            else f"{row['max_difference']:.1e} | {row['agreement']:.1f} % | {row['ties']} | {row['other_answers']}"
         )
         print(f"| {row['select']} {row['removed']} | {row['format']} | {cells} |")
     print()

@@ -2,7 +2,8 @@
 
 Where images choose their own patches, two patches may be equally good to the last bit, and another runtime's rounding
 then takes the other one: logits move by tenths, in the model too, when a pixel changes in the sixth digit. Such an
-image counts as a tie if the file's logits are those of the model for the same image with that little noise.
+image counts as a tie if the file's logits are those of the model for the same image with that little noise; the file's
+answer is then one that the model gives too.
 """
 
 from __future__ import annotations
@@ -31,8 +32,9 @@ class Parity:
 
     images: int
     max_difference: float  # of any logit, over all images but ties
-    agreement: float  # images with the same top-1, in percent
+    agreement: float  # images with the same top-1, ties with that of the noisy image, in percent
     ties: int  # images whose patches the last bit decides
+    other_answers: int = 0  # images whose top-1 is another than the model's, ties among them
 
 
 def noise(info: HostInfo, seed: int = 0) -> ImageSource:
@@ -46,20 +48,21 @@ def compare(
     model: nn.Module, run: Callable[[Tensor], Tensor], images: ImageSource, *, find_ties: bool = True
 ) -> Parity:
     """Measure; ExportError when the file does not run or gives numbers that are none."""
-    differences, agree, ties = [torch.zeros(1)], [torch.zeros(0, dtype=torch.bool)], 0
+    differences, agree, ties, others = [torch.zeros(1)], [torch.zeros(0, dtype=torch.bool)], 0, 0
     for pixels in _sizes(images):
         wanted = answer_of(model(pixels))
         found = _run(run, pixels)
         if found.shape != wanted.shape or not bool(found.isfinite().all()):
             raise ExportError("The file's logits are not finite numbers of the model's shape; it was not kept.")
-        apart = _apart(found, wanted)
+        apart, same = _apart(found, wanted), found.argmax(dim=1) == wanted.argmax(dim=1)
+        others += int((~same).sum())
         if find_ties and isinstance(model, SlimModel) and model.plan.per_image:
             tied = _tied(model, pixels, found, apart > TOLERANCE)
-            apart, ties = apart[~tied], ties + int(tied.sum())
+            apart, same, ties = apart[~tied], same | tied, ties + int(tied.sum())
         differences.append(apart)
-        agree.append(found.argmax(dim=1) == wanted.argmax(dim=1))
-    same = torch.cat(agree)
-    return Parity(len(same), float(torch.cat(differences).max()), float(same.double().mean() * 100), ties)
+        agree.append(same)
+    every = torch.cat(agree)
+    return Parity(len(every), float(torch.cat(differences).max()), float(every.double().mean() * 100), ties, others)
 
 
 def _apart(a: Tensor, b: Tensor) -> Tensor:
@@ -73,7 +76,9 @@ def _tied(model: nn.Module, pixels: Tensor, found: Tensor, suspect: Tensor) -> T
     generator = torch.Generator().manual_seed(0)
     for image in suspect.nonzero()[:, 0].tolist():
         noisy = pixels[image] + JITTER * torch.randn(COPIES, *pixels.shape[1:], generator=generator)
-        tied[image] = bool((_apart(answer_of(model(noisy)), found[image]) <= TOLERANCE).any())
+        logits = answer_of(model(noisy))
+        alike = (_apart(logits, found[image]) <= TOLERANCE) & (logits.argmax(dim=1) == found[image].argmax())
+        tied[image] = bool(alike.any())
     return tied
 
 
