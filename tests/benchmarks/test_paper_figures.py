@@ -174,4 +174,5 @@ def test_what_is_no_figure_is_not_drawn(tmp_path: Path) -> None:
 def test_the_docs_show_the_raw_files() -> None:
     page = (ROOT / "docs" / "paper.md").read_text(encoding="utf-8")
     shown = [line for path in (ROOT / "results").glob("figure_*.json") for line in markdown(path) if line]
+    assert shown
     assert [line for line in shown if line not in page] == []
