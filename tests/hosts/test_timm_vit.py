@@ -9,7 +9,7 @@ from timm.models.vision_transformer import VisionTransformer
 from torch import nn
 
 import patchslim as ps
-from patchslim.hosts import open_host
+from patchslim.hosts import open_host, timm_block
 from patchslim.hosts.base import PatchHead
 from patchslim.hosts.timm_block import token_major
 from patchslim.hosts.timm_spec import describe, rebuild
@@ -183,3 +183,15 @@ def test_a_block_computes_the_same_whichever_way_tokens_lie(name: str, carry: bo
         torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-4)
         assert token_major(found)  # and so they stay, in one piece
         assert found.transpose(0, 1).is_contiguous()
+
+
+@pytest.mark.parametrize("name", ["deit_tiny_patch16_224", "vit_intern300m_patch14_448", "beit3_base_patch16_224"])
+@torch.no_grad()
+def test_one_product_for_all_three_projections_changes_nothing(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    host = open_host(family(name))
+    x = host.embed(pixels(host.model, 1))
+    for n in (1, x.shape[1] // 2):
+        monkeypatch.setattr(timm_block, "one_product", lambda *_: False)
+        wanted = host.math.run(host.blocks[0], x, n)
+        monkeypatch.setattr(timm_block, "one_product", lambda *_: True)
+        torch.testing.assert_close(host.math.run(host.blocks[0], x, n), wanted, rtol=1e-4, atol=1e-4)

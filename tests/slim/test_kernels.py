@@ -1,18 +1,20 @@
 """The kernels against the plain tensor operations that say what they compute; interpreted where there is no GPU."""
 
 from collections.abc import Callable
+from functools import partial
 from importlib import import_module
 from typing import Any
 
 import pytest
 import timm
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from torch import Tensor
+from torch import Tensor, nn
 
 import patchslim as ps
-from patchslim.hosts import fast
+from hf_small import make_hf
+from patchslim.hosts import answer_of, fast
 from patchslim.hosts.attention import sized
 from patchslim.plan import build_plan
 from patchslim.slim.merge import IMPORTANCE, match, match_by_cost, merge, unit_keys
@@ -23,7 +25,7 @@ from patchslim.hosts import kernels as attention_kernels
 from patchslim.slim import kernels as merge_kernels
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-ROOMS = ("patchslim.hosts.attention", "patchslim.hosts.timm_block", "patchslim.slim.merge")
+ROOMS = ("patchslim.hosts.attention", "patchslim.hosts.timm_block", "patchslim.hosts.hf_block", "patchslim.slim.merge")
 
 SHAPES = st.tuples(st.integers(1, 2), st.integers(1, 2), st.integers(3, 9), st.sampled_from([4, 12]))
 
@@ -58,12 +60,14 @@ def test_the_class_tokens_attention(shape: Any, alike: bool, seed: int) -> None:
     normal = drawn(seed)
     k, q = keys_of(normal, *shape), normal(batch, heads, 1, width)
     size = normal(1 if alike else batch, n_in).abs() + 1
-    found = attention_kernels.class_rows(q, k, size, 0.4)
+    found = attention_kernels.class_rows(q, k, size, 0.4).mean(dim=1)
     wanted = (0.4 * q @ k.transpose(2, 3) + size.log()[:, None, None]).softmax(dim=-1).mean(dim=1)[:, 0]
     torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-6)
 
 
 @given(SHAPES, st.integers(0, 2), st.floats(0, 1), st.sampled_from(["plain", "weighed", "cost"]), st.integers(0, 99))
+@example((2, 2, 75, 4), 1, 0.8, "weighed", 0)  # more pairs than one program looks after
+@example((1, 1, 70, 4), 1, 0.5, "cost", 1)
 @settings(max_examples=8, deadline=None)
 def test_pairs_and_merges(shape: Any, prefix: int, share: float, way: str, seed: int) -> None:
     batch, heads, t, width = shape
@@ -103,12 +107,22 @@ def test_a_compiler_can_rely_on_their_shapes() -> None:
         torch.library.opcheck(op, args, test_utils=("test_schema", "test_faketensor"))
 
 
+def timm_model() -> nn.Module:
+    model: nn.Module = timm.create_model("vit_tiny_patch16_224", img_size=64, depth=3, embed_dim=48, num_heads=3)
+    return model.eval()
+
+
 @pytest.mark.parametrize("removed", ["merge", "drop"])
-def test_a_model_says_the_same_with_them(removed: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("make", [timm_model, partial(make_hf, "ViTForImageClassification")])
+def test_a_model_says_the_same_with_them(
+    make: Callable[[], nn.Module], removed: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     torch.manual_seed(0)
-    model = timm.create_model("vit_tiny_patch16_224", img_size=64, depth=3, embed_dim=48, num_heads=3).eval().to(DEVICE)
-    plan = build_plan(ps.inspect(model), select="matched", removed=removed, patches_per_block=[12, 8, 0])
-    slim, images = ps.apply(model, plan), drawn(1)(3, 3, 64, 64)
+    model = make().to(DEVICE)
+    info = ps.inspect(model)
+    counts = [info.patches * 3 // 4, info.patches // 2, *[info.patches // 2] * (info.depth - 3), 0]
+    plan = build_plan(info, select="matched", removed=removed, patches_per_block=counts)
+    slim, images = ps.apply(model, plan), drawn(1)(3, info.channels, *info.image_size)
     calls: list[bool] = []
 
     def note(k: Tensor) -> bool:
@@ -118,12 +132,12 @@ def test_a_model_says_the_same_with_them(removed: str, monkeypatch: pytest.Monke
     with torch.no_grad():
         for room in map(import_module, ROOMS):
             monkeypatch.setattr(room, "kernels_for", lambda k: False)
-        plain = slim(images)
+        plain = answer_of(slim(images))
         for room in map(import_module, ROOMS):
             monkeypatch.setattr(room, "kernels_for", note)
             own = merge_kernels if room.__name__ == ROOMS[-1] else attention_kernels
             monkeypatch.setattr(room, "kernels", own, raising=False)
-        torch.testing.assert_close(slim(images), plain, rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(answer_of(slim(images)), plain, rtol=1e-4, atol=1e-4)
     assert calls
 
 

@@ -62,7 +62,7 @@ class HFBlockMath:
         if kernels_for(k):
             every = q.new_ones(1, k.shape[2]) if size is None else size
             rows: Tensor = kernels.class_rows(q, k, every, self._scale(block))
-            return rows
+            return rows.mean(dim=1)
         return self._rows(block, q, k, size).mean(dim=1)[:, 0]
 
     def attention_map(self, block: Any, x: Tensor, n: int) -> Tensor:

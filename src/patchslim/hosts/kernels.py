@@ -87,45 +87,42 @@ def _attended(q: Tensor, k: Tensor, v: Tensor, size: Tensor, scale: float) -> Te
 @triton.jit
 def _class_rows(
     q, k, size, out,
-    q_b, q_h, k_b, k_h, k_n, size_b, out_b, heads, n_in, scale,
+    q_b, q_h, k_b, k_h, k_n, size_b, heads, n_in, scale,
     WIDTH: tl.constexpr, KEYS: tl.constexpr, CHANNELS: tl.constexpr,
 ):  # fmt: skip
-    """One image: the softmax row of one query per head, averaged over heads."""
-    image = tl.program_id(0).to(tl.int64)
+    """One head of one image: the softmax row of one query."""
+    image, head = (tl.program_id(0) // heads).to(tl.int64), tl.program_id(0) % heads
     key, channel = tl.arange(0, KEYS), tl.arange(0, CHANNELS)
     known = (key < n_in)[:, None] & (channel < WIDTH)[None, :]
     count = tl.load(size + image * size_b + key, mask=key < n_in, other=1.0).to(tl.float32)
-    mean = tl.zeros([KEYS], tl.float32)
-    for head in range(heads):
-        own = tl.load(q + image * q_b + head * q_h + channel, mask=channel < WIDTH, other=0.0).to(tl.float32)
-        keys = tl.load(k + image * k_b + head * k_h + key[:, None] * k_n + channel[None, :], mask=known, other=0.0)
-        logits = tl.sum(keys.to(tl.float32) * own[None, :], axis=1) * scale + tl.log(count)
-        logits = tl.where(key < n_in, logits, float("-inf"))
-        weight = tl.exp(logits - tl.max(logits, axis=0))
-        mean += weight / tl.sum(weight, axis=0)
-    tl.store(out + image * out_b + key, mean / heads, mask=key < n_in)
+    own = tl.load(q + image * q_b + head * q_h + channel, mask=channel < WIDTH, other=0.0).to(tl.float32)
+    keys = tl.load(k + image * k_b + head * k_h + key[:, None] * k_n + channel[None, :], mask=known, other=0.0)
+    logits = tl.sum(keys.to(tl.float32) * own[None, :], axis=1) * scale + tl.log(count)
+    logits = tl.where(key < n_in, logits, float("-inf"))
+    weight = tl.exp(logits - tl.max(logits, axis=0))
+    row = out + tl.program_id(0).to(tl.int64) * n_in
+    tl.store(row + key, weight / tl.sum(weight, axis=0), mask=key < n_in)
 
 
 @custom_op("patchslim::class_rows", mutates_args=())
 def class_rows(q: Tensor, k: Tensor, size: Tensor, scale: float) -> Tensor:
-    """One query's attention to all keys, averaged over heads: (B, H, 1, d_h), (B, H, n_in, d_h), (B or 1, n_in) →
-    (B, n_in) in fp32."""
+    """One query's attention to all keys: (B, H, 1, d_h), (B, H, n_in, d_h), (B or 1, n_in) → (B, H, n_in) in fp32."""
     batch, heads, n_in, width = k.shape
     q, k, size = dense(q), dense(k), dense(size)
     out = _rows(q, k, size, scale)
     with torch.cuda.device_of(k):  # a launch goes to the current device
-        _class_rows[(batch,)](
+        _class_rows[(batch * heads,)](
             q, k, size, out,
-            q.stride(0), q.stride(1), *k.stride()[:3], size.stride(0) if size.shape[0] > 1 else 0, n_in,
+            q.stride(0), q.stride(1), *k.stride()[:3], size.stride(0) if size.shape[0] > 1 else 0,
             heads, n_in, scale,
-            WIDTH=width, KEYS=triton.next_power_of_2(n_in), CHANNELS=triton.next_power_of_2(width), num_warps=8,
+            WIDTH=width, KEYS=triton.next_power_of_2(n_in), CHANNELS=triton.next_power_of_2(width), num_warps=4,
         )  # fmt: skip
     return out
 
 
 def _rows(q: Tensor, k: Tensor, size: Tensor, scale: float) -> Tensor:
     """Room for the result."""
-    return q.new_empty(k.shape[0], k.shape[2], dtype=torch.float32)
+    return q.new_empty(k.shape[:3], dtype=torch.float32)
 
 
 def dense(x: Tensor) -> Tensor:

@@ -19,6 +19,7 @@ if KERNELS:
     from patchslim.hosts import kernels
 
 ONE_PRODUCT = 0.75  # share of queries from which one product gives them, keys and values, on a GPU; else two that fit
+FEW_ROWS = 512  # up to so many rows of a batch a product takes a GPU about as long whatever it computes: one is best
 
 
 def through(module: nn.Module, x: Tensor) -> Tensor:
@@ -37,11 +38,16 @@ def project(attn: Any, y: Tensor, n: int, axis: int = 1) -> tuple[Tensor, Tensor
 
     y (B, n_in, d), or (n_in, B, d) with tokens along axis 0 → q (B, H, n, d_h), k and v (B, H, n_in, d_h).
     """
-    whole = axis == 0 and n >= ONE_PRODUCT * y.shape[0] and not isinstance(attn.qkv, SplitQkv)
-    if whole or n == y.shape[axis]:
+    if n == y.shape[axis] or (one_product(y, n, axis) and not isinstance(attn.qkv, SplitQkv)):
         q, k, v = (_heads(attn, part, axis) for part in attn.qkv(y).chunk(3, dim=-1))
         return through(attn.q_norm, q[:, :, :n]), through(attn.k_norm, k), v
     return queries(attn, y.narrow(axis, 0, n), axis), *keys_values(attn, y, axis)
+
+
+def one_product(y: Tensor, n: int, axis: int) -> bool:
+    """Whether queries nobody needs are cheaper than a second product, y as in `project`."""
+    few = y.is_cuda and y.shape[0] * y.shape[1] <= FEW_ROWS
+    return few or (axis == 0 and n >= ONE_PRODUCT * y.shape[0])
 
 
 def queries(attn: Any, y: Tensor, axis: int = 1) -> Tensor:
@@ -157,5 +163,5 @@ class TimmBlockMath:
         if kernels_for(incoming.k):
             every = q.new_ones(1, incoming.k.shape[2]) if size is None else size
             rows: Tensor = kernels.class_rows(q, incoming.k, every, block.attn.scale)
-            return rows
+            return rows.mean(dim=1)
         return _rows(block.attn, q, incoming.k, size).mean(dim=1)[:, 0]

@@ -1,5 +1,5 @@
 """Triton kernels for matching and merging: what `merge` says in a dozen tensor operations, each of which goes through
-memory, in two launches. `merge` is what they are tested against, and what runs where they can't."""
+memory, in three launches. `merge` is what they are tested against, and what runs where they can't."""
 
 from __future__ import annotations
 
@@ -13,24 +13,23 @@ from patchslim.hosts.kernels import dense, exact
 
 TINY = tl.constexpr(1e-6)
 NOWHERE = tl.constexpr(-(2**30))
+OWN = 32  # even patches that one program looks after
 
 
 @triton.jit
-def _pair(
-    k, offset, place,
-    k_b, k_h, k_n, offset_b, place_b, heads, movers, hosts, prefix, r,
-    WIDTH: tl.constexpr, MOVERS: tl.constexpr, HOSTS: tl.constexpr, CHANNELS: tl.constexpr,
-    BY_COST: tl.constexpr, EXACT: tl.constexpr,
+def _nearest(
+    k, alike, nearest,
+    k_b, k_h, k_n, found_b, heads, movers, hosts, prefix,
+    WIDTH: tl.constexpr, MOVERS: tl.constexpr, HOSTS: tl.constexpr, CHANNELS: tl.constexpr, EXACT: tl.constexpr,
 ):  # fmt: skip
-    """One image: every even patch's nearest odd one, the ranking of those pairs, and so where every patch goes."""
-    image = tl.program_id(0).to(tl.int64)
-    mover, host, channel = tl.arange(0, MOVERS), tl.arange(0, HOSTS), tl.arange(0, CHANNELS)
-    even, odd = (mover < movers)[:, None], (host < hosts)[:, None]
+    """Some even patches of one image: how alike the nearest odd one is, and which."""
+    image, mover = tl.program_id(0).to(tl.int64), tl.program_id(1) * MOVERS + tl.arange(0, MOVERS)
+    host, channel = tl.arange(0, HOSTS), tl.arange(0, CHANNELS)
+    even, odd, known = (mover < movers)[:, None], (host < hosts)[:, None], (channel < WIDTH)[None, :]
     k += image * k_b + prefix * k_n
     product = tl.zeros([MOVERS, HOSTS], tl.float32)
     length, other = tl.zeros([MOVERS], tl.float32), tl.zeros([HOSTS], tl.float32)
     for head in range(heads):
-        known = (channel < WIDTH)[None, :]
         own = tl.load(k + head * k_h + 2 * mover[:, None] * k_n + channel[None, :], mask=even & known, other=0.0)
         near = tl.load(k + head * k_h + (2 * host[:, None] + 1) * k_n + channel[None, :], mask=odd & known, other=0.0)
         product += tl.dot(own, tl.trans(near), input_precision=EXACT)
@@ -39,17 +38,38 @@ def _pair(
         other += tl.sum(far * far, axis=1)
     similar = product / tl.sqrt(tl.maximum(length, 1e-24))[:, None] / tl.sqrt(tl.maximum(other, 1e-24))[None, :]
     similar = tl.where((host < hosts)[None, :], similar, float("-inf"))
-    alike, nearest = tl.max(similar, axis=1, return_indices=True)
-    weight = tl.load(offset + image * offset_b + 2 * mover, mask=mover < movers, other=0.0)
-    worth = -(weight + tl.log(tl.maximum(1 - alike, TINY))) if BY_COST else alike - weight
-    worth = tl.where(mover < movers, worth, float("-inf"))
+    most, place = tl.max(similar, axis=1, return_indices=True)
+    tl.store(alike + image * found_b + mover, most, mask=mover < movers)
+    tl.store(nearest + image * found_b + mover, place, mask=mover < movers)
+
+
+@triton.jit
+def _rank(
+    alike, nearest, offset, place,
+    found_b, offset_b, place_b, movers, hosts, r,
+    OWN: tl.constexpr, MOVERS: tl.constexpr, BY_COST: tl.constexpr,
+):  # fmt: skip
+    """Some pairs of one image: their rank among all, and so where both patches go."""
+    image, own, mover = tl.program_id(0).to(tl.int64), tl.program_id(1) * OWN + tl.arange(0, OWN), tl.arange(0, MOVERS)
+    alike, offset = alike + image * found_b, offset + image * offset_b
+    mine, every = _worth(alike, offset, own, movers, BY_COST), _worth(alike, offset, mover, movers, BY_COST)
     # A rank is a count of better ones: no sort, and ties go by place.
-    tied = (worth[None, :] == worth[:, None]) & (mover[None, :] < mover[:, None])
-    before = (worth[None, :] > worth[:, None]) | tied
-    rank = tl.sum(before.to(tl.int32), axis=1)
-    goes = tl.where(rank < r, nearest + movers - r, rank - r)
-    tl.store(place + image * place_b + 2 * mover, goes, mask=mover < movers)
-    tl.store(place + image * place_b + 2 * host + 1, host + movers - r, mask=host < hosts)
+    tied = (every[None, :] == mine[:, None]) & (mover[None, :] < own[:, None])
+    rank = tl.sum(((every[None, :] > mine[:, None]) | tied).to(tl.int32), axis=1)
+    joined = tl.load(nearest + image * found_b + own, mask=own < movers, other=0)
+    goes = tl.where(rank < r, joined + movers - r, rank - r)
+    tl.store(place + image * place_b + 2 * own, goes, mask=own < movers)
+    tl.store(place + image * place_b + 2 * own + 1, own + movers - r, mask=own < hosts)
+
+
+@triton.jit
+def _worth(alike, offset, mover, movers, BY_COST: tl.constexpr):
+    """How willingly even patches go."""
+    inside = mover < movers
+    near = tl.load(alike + mover, mask=inside, other=0.0)
+    weight = tl.load(offset + 2 * mover, mask=inside, other=0.0)
+    worth = -(weight + tl.log(tl.maximum(1 - near, TINY))) if BY_COST else near - weight
+    return tl.where(inside, worth, float("-inf"))
 
 
 @custom_op("patchslim::pair", mutates_args=())
@@ -62,12 +82,20 @@ def pair(k: Tensor, offset: Tensor, prefix: int, n: int, by_cost: bool) -> Tenso
     t, k, offset = tokens - prefix, dense(k), dense(offset)
     movers, hosts = (t + 1) // 2, t // 2
     place = _places(k, offset, prefix, n, by_cost)
+    alike = k.new_empty(batch, movers, dtype=torch.float32)
+    nearest = torch.empty_like(alike, dtype=torch.int32)
+    grid = batch, triton.cdiv(movers, OWN)  # several programs for an image: a small batch has few
     with torch.cuda.device_of(k):  # a launch goes to the current device
-        _pair[(batch,)](
-            k, offset, place,
-            *k.stride()[:3], offset.stride(0), place.stride(0), heads, movers, hosts, prefix, t - n,
-            WIDTH=width, MOVERS=max(16, triton.next_power_of_2(movers)), HOSTS=max(16, triton.next_power_of_2(hosts)),
-            CHANNELS=max(16, triton.next_power_of_2(width)), BY_COST=by_cost, EXACT=exact(k.dtype), num_warps=8,
+        _nearest[grid](
+            k, alike, nearest,
+            *k.stride()[:3], movers, heads, movers, hosts, prefix,
+            WIDTH=width, MOVERS=OWN, HOSTS=max(16, triton.next_power_of_2(hosts)),
+            CHANNELS=max(16, triton.next_power_of_2(width)), EXACT=exact(k.dtype), num_warps=4,
+        )  # fmt: skip
+        _rank[grid](
+            alike, nearest, offset, place,
+            movers, offset.stride(0), place.stride(0), movers, hosts, t - n,
+            OWN=OWN, MOVERS=triton.next_power_of_2(movers), BY_COST=by_cost, num_warps=4,
         )  # fmt: skip
     return place
 
