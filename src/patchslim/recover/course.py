@@ -24,8 +24,12 @@ class Course:
     ) -> None:
         self.student = student
         model = student.model
+        on_gpu = next(model.parameters()).is_cuda
         self.optimizer: Any = create_optimizer_v2(
-            by_layer(model, config, vector_factor), opt="adamw", lr=config.learning_rate
+            by_layer(model, config, vector_factor),
+            opt="adamw",
+            lr=config.learning_rate,
+            fused=on_gpu,  # there a step in pieces is bound by launching them
         )
         self.total = epochs * steps
         self.schedule: Any = CosineLRScheduler(

@@ -14,33 +14,36 @@ from patchslim.errors import DataError
 from patchslim.hosts import HostInfo
 
 MOST_HELD_OUT = 512
+CPU = torch.device("cpu")
 SPLIT = 1  # keeps the split's random numbers apart from those of the shuffling
 
 
 @dataclass
 class Parts:
-    """A source split in two. The held-out images are read once and stay in memory, as the model sees them."""
+    """A source split in two. The held-out images are read once and stay on the device, as the model sees them."""
 
     training: TrainingSource
     held_out: TrainingSource
     batch_size: int
+    device: torch.device = CPU
     kept: list[tuple[Tensor, Tensor]] | None = None
 
     def held_out_batches(self) -> Iterator[tuple[Tensor, Tensor]]:
         """Held-out images (B, C, H, W) and labels (B,), always the same."""
         if self.kept is None:
-            self.kept = list(self.held_out.batches(self.batch_size))
+            batches = self.held_out.batches(self.batch_size)
+            self.kept = [(images.to(self.device), labels.to(self.device)) for images, labels in batches]
         return iter(self.kept)
 
 
-def split(source: TrainingSource, share: float, seed: int, batch_size: int) -> Parts:
+def split(source: TrainingSource, share: float, seed: int, batch_size: int, device: torch.device = CPU) -> Parts:
     """Hold out a seeded share of the images: at least 1, at most 512, and at least 1 is left to learn from."""
     if len(source) < 2:
         raise DataError(f"{source.name} has {len(source)} image, but recovery needs 2: to learn from, and to stop by.")
     count = min(max(1, round(len(source) * share)), MOST_HELD_OUT, len(source) - 1)
     order = torch.randperm(len(source), generator=torch.Generator().manual_seed(mix(seed, SPLIT))).tolist()
     training, held_out = (source.subset(sorted(part)) for part in (order[count:], order[:count]))
-    return Parts(training, held_out, batch_size)
+    return Parts(training, held_out, batch_size, device)
 
 
 def labelled_part(source: TrainingSource, classes: int) -> TrainingSource:

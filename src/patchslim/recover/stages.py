@@ -54,12 +54,12 @@ class Recovery(Generic[Made]):
         self.student = open_student(slim)
         device = next(slim.parameters()).device
         self.distillation = Distillation(teacher, plan_of(slim), config, device)
-        self.parts = split(source, config.held_out, config.seed, config.batch_size)
+        self.parts = split(source, config.held_out, config.seed, config.batch_size, device)
         check_channels(self.parts, teacher.info)
         self.labelled: Parts | None = None
         if config.supervised_epochs:
             labelled = labelled_part(source, teacher.info.classes)
-            self.labelled = split(labelled, config.held_out, config.seed, config.batch_size)
+            self.labelled = split(labelled, config.held_out, config.seed, config.batch_size, device)
 
     def run(self) -> Recovered[Made]:
         """All stages that the settings ask for."""
