@@ -10,7 +10,8 @@ import torch
 from torch import Tensor, nn
 
 import patchslim as ps
-from patchslim.errors import PatchslimError
+from patchslim.errors import PatchslimError, UnsupportedModel
+from patchslim.hosts import with_matmul_embed
 from patchslim.measure import BenchConfig, bench
 from patchslim.quantise import check_way, quantised, rows_seen
 from patchslim.timing.memory import size_of
@@ -73,6 +74,44 @@ def test_which_layers_are_quantised() -> None:
     kv = {f"blocks.{block}.attn.qkv.kv" for block in (0, 1)}
     first = {f"blocks.0.{name}" for name in ("attn.qkv.q", "attn.proj", "mlp.fc1", "mlp.fc2")}
     assert found == kv | first
+
+
+def hf_host(kind: str) -> nn.Module:
+    cls: Any = getattr(pytest.importorskip("transformers"), kind)
+    sizes = {"hidden_size": 48, "intermediate_size": 96, "num_hidden_layers": 4, "num_attention_heads": 3}
+    model: nn.Module = cls(cls.config_class(**sizes, image_size=32, patch_size=8, num_labels=16))
+    return model.eval()
+
+
+@pytest.mark.parametrize(
+    ("kind", "classifiers"),
+    [
+        ("class", {"head"}),
+        ("distilled", {"head", "head_dist"}),
+        ("lv", {"head", "aux_head"}),
+        ("ViTForImageClassification", {"classifier"}),
+        ("DeiTForImageClassificationWithTeacher", {"cls_classifier", "distillation_classifier"}),
+        ("ViTModel", {"pooler.dense"}),
+    ],
+)
+def test_classifiers_stay_as_they_are(kind: str, classifiers: set[str]) -> None:
+    """Widths and rows would do for all linear layers of these models, so that nothing else is left out."""
+    host = hf_host(kind) if kind[0].isupper() else make_host(kind, **WIDE, num_classes=16)
+    own = dict(linear_layers(host))
+    for model in (host, with_matmul_embed(host), ps.apply(host, *plan_for(host, "drop"))):
+        made = quantised(model, "int8", make_images(20))
+        layers = dict(linear_layers(made))
+        assert coarse_layers(made) == layers.keys() - classifiers
+        for name in classifiers:
+            assert type(layers[name]) is nn.Linear
+            assert torch.equal(layers[name].weight, own[name].weight)
+
+
+def test_what_no_family_knows_is_refused() -> None:
+    hf = pytest.importorskip("transformers")
+    config = hf.ViTMAEConfig(hidden_size=48, intermediate_size=96, num_hidden_layers=1, image_size=32, patch_size=8)
+    with pytest.raises(UnsupportedModel, match="ViTMAEModel of transformers is no model"):
+        quantised(hf.ViTMAEModel(config), "int8", make_images(20))
 
 
 def test_g_chooses_as_before() -> None:

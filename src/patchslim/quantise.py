@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from patchslim.errors import PatchslimError, first_words
-from patchslim.hosts import split_qkv_
+from patchslim.hosts import classifiers_of, split_qkv_
 from patchslim.packages import need, quiet
 from patchslim.slim.predictor import is_predictor_key
 
@@ -19,7 +19,6 @@ WAYS = ("int8", "float8")
 FLOAT8_FROM = (8, 9)  # compute capability of the first GPUs that multiply float8
 MULTIPLE = 16  # of which widths have to be, or the kernels don't take them
 FEWEST_ROWS = 17  # torch's INT8 product on CUDA takes no fewer, and fewer cost nothing
-CLASSIFIERS = ("head", "head_dist")
 
 
 def check_way(way: str, device: torch.device, dtype: torch.dtype) -> None:
@@ -36,7 +35,7 @@ def check_way(way: str, device: torch.device, dtype: torch.dtype) -> None:
 def quantised(model: nn.Module, way: str, batch: Tensor) -> nn.Module:
     """A copy of a host or a slim model, for inference, whose linear layers compute in INT8 or float8.
 
-    `batch` (B, C, H, W) shows what the layers are given; later ones may be larger. The classifier and G, which chooses
+    `batch` (B, C, H, W) shows what the layers are given; later ones may be larger. The classifiers and G, which chooses
     patches, stay as they are, and so does a layer that sees a handful of rows or has odd widths.
     """
     check_way(way, batch.device, batch.dtype)
@@ -70,7 +69,9 @@ def rows_seen(model: nn.Module, batch: Tensor) -> dict[str, int]:
 
 def _fitting(model: nn.Module, rows: Mapping[str, int]) -> set[str]:
     """Names of the layers to quantise; PatchslimError when there are none."""
-    found = {name for name, layer in model.named_modules() if rows.get(name, 0) >= FEWEST_ROWS and _fits(layer, name)}
+    layers = [(name, layer) for name, layer in model.named_modules() if rows.get(name, 0) >= FEWEST_ROWS]
+    classifying = {part for classifier in classifiers_of(model) for part in classifier.modules()}
+    found = {name for name, layer in layers if _fits(layer) and not is_predictor_key(name) and layer not in classifying}
     if not found:
         raise PatchslimError(
             f"No linear layer of this model can be quantised: they need widths that are multiples of {MULTIPLE} "
@@ -79,9 +80,8 @@ def _fitting(model: nn.Module, rows: Mapping[str, int]) -> set[str]:
     return found
 
 
-def _fits(layer: Any, name: str) -> bool:
-    apart = is_predictor_key(name) or name.split(".")[0] in CLASSIFIERS
-    return type(layer) is nn.Linear and not apart and layer.in_features % MULTIPLE == layer.out_features % MULTIPLE == 0
+def _fits(layer: Any) -> bool:
+    return type(layer) is nn.Linear and layer.in_features % MULTIPLE == layer.out_features % MULTIPLE == 0
 
 
 def _config(way: str) -> Any:

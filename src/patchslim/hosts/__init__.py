@@ -1,7 +1,7 @@
 """Host families. `open_host` finds the one a model belongs to, or says why there is none."""
 
 from patchslim.hosts.base import BlockShape, Host, HostInfo, Readout
-from patchslim.hosts.find import inspect, open_host, open_slim, rebuild_host
+from patchslim.hosts.find import classifiers_of, inspect, open_host, open_slim, rebuild_host
 from patchslim.hosts.hf_data import hf_data_settings
 from patchslim.hosts.hf_open import open_hf
 from patchslim.hosts.hf_vit import answer_of
@@ -14,6 +14,7 @@ __all__ = [
     "HostInfo",
     "Readout",
     "answer_of",
+    "classifiers_of",
     "hf_data_settings",
     "inspect",
     "open_hf",

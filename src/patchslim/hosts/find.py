@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from torch import nn
@@ -27,6 +27,11 @@ def open_host(model: nn.Module) -> Host:
 def open_slim(model: nn.Module, info: HostInfo) -> Host:
     """A slim model seen as the host it was made from: the same embedding and head around other blocks."""
     return _family(model).around(model, info)
+
+
+def classifiers_of(model: nn.Module) -> Sequence[nn.Module]:
+    """The classifiers of a host or a slim model, also where other parts have been replaced: they are not checked."""
+    return _family(model).classifiers_of(model)
 
 
 def _family(model: nn.Module) -> type[HFViT] | type[StemHost] | type[TimmViT]:

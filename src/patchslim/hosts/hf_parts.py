@@ -9,6 +9,7 @@ from typing import Any
 
 from torch import nn
 
+from patchslim.errors import UnsupportedModel
 from patchslim.hosts.base import Readout
 
 LIBRARY = "transformers"
@@ -130,9 +131,11 @@ def part(module: Any, path: str) -> Any:
 
 
 def kind_of(model: nn.Module) -> Kind:
-    """What kind of model this is; KeyError for one that is in no table."""
-    cls = hf_class(model)
-    return KINDS["" if cls is None else cls.__name__]
+    """What kind of model this is; UnsupportedModel for one that is in no table."""
+    name = (hf_class(model) or type(model)).__name__
+    if name not in KINDS:
+        raise UnsupportedModel(f"{name} of transformers is no model that patchslim knows.")
+    return KINDS[name]
 
 
 def tower_of(model: nn.Module) -> Any:

@@ -37,6 +37,12 @@ class HFViT:
         self.layers = HFBlockMath(self.kind.family.names)
         self.math: BlockMath = self.layers
 
+    @staticmethod
+    def classifiers_of(model: nn.Module) -> Sequence[nn.Module]:
+        """Those that are there: a ViT may be without its pooler."""
+        found = [getattr(model, name) for name in kind_of(model).heads]
+        return [head for head in found if head is not None]
+
     @property
     def blocks(self) -> Sequence[nn.Module]:
         """The transformer blocks, first to last."""
@@ -45,7 +51,7 @@ class HFViT:
     @property
     def classifiers(self) -> Sequence[nn.Module]:
         """What turns features into the output: classifiers, a projection, ViT's pooler; often nothing."""
-        return _heads(self.model)
+        return self.classifiers_of(self.model)
 
     def embed(self, images: Tensor) -> Tensor:
         """Z_0: images (B, C, H, W) → (B, p + N, d)."""
@@ -124,12 +130,6 @@ def answer_of(output: Any) -> Tensor:
     return output.last_hidden_state[:, 0]  # type: ignore[no-any-return]  # a ViT without its pooler
 
 
-def _heads(model: nn.Module) -> list[nn.Module]:
-    """The heads that are there: a ViT may be without its pooler."""
-    found = [getattr(model, name) for name in kind_of(model).heads]
-    return [head for head in found if head is not None]
-
-
 def _pooled(head: Any, x: Tensor, weight: Tensor | None) -> Tensor:
     """SigLIP's attention pool, tokens counting by their weight (B, n): (B, n, d) → (B, d)."""
     if weight is None:
@@ -151,7 +151,7 @@ def _info(model: Any) -> HostInfo:
     channels, *size = settings["input_size"]
     proj = part(tower, family.proj)
     grid = tuple(side // patch for side, patch in zip(size, proj.kernel_size, strict=True))
-    patches, heads = grid[0] * grid[1], _heads(model)
+    patches, heads = grid[0] * grid[1], HFViT.classifiers_of(model)
     pool_macs, per_token = _pool_macs(getattr(tower, "head", None))
     linear = [layer for head in heads for layer in head.modules() if isinstance(layer, nn.Linear)]
     return HostInfo(

@@ -2,24 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from patchslim.errors import UnsupportedModel
-from patchslim.hosts import timm_block
-from patchslim.hosts.base import BlockMath, HostInfo
+from patchslim.hosts.base import HostInfo
 from patchslim.hosts.stem_spec import STEM_MODELS, describe_stem
 from patchslim.hosts.timm_check import check_blocks
+from patchslim.hosts.timm_host import TimmHost
 from patchslim.hosts.timm_vit import block_shape, linear_macs, model_name
 from patchslim.models import LVViT
 from patchslim.models.lv_vit import AUXILIARY
 
 
-class StemHost:
+class StemHost(TimmHost):
     """A T2T-ViT or an LV-ViT seen as a patchslim host."""
+
+    heads = ("head", "aux_head")  # the auxiliary one is LV-ViT's
 
     def __init__(self, model: nn.Module) -> None:
         if type(model) not in STEM_MODELS.values():
@@ -27,38 +29,11 @@ class StemHost:
                 f"{type(model).__name__} can't be slimmed: it changes {type(model).__mro__[1].__name__}."
             )
         check_blocks(model)
-        self.model: Any = model
-        self.info = _info(model)
-        self.math: BlockMath = timm_block.TimmBlockMath()
-
-    @classmethod
-    def around(cls, model: nn.Module, info: HostInfo) -> StemHost:
-        """A model whose blocks have been replaced, seen the same way: nothing is checked."""
-        host = cls.__new__(cls)
-        host.model, host.info, host.math = model, info, timm_block.TimmBlockMath()
-        return host
-
-    @property
-    def blocks(self) -> Sequence[nn.Module]:
-        """The transformer blocks, first to last."""
-        return list(self.model.blocks)
-
-    @property
-    def classifiers(self) -> Sequence[nn.Module]:
-        """The class head and LV-ViT's auxiliary head."""
-        return [getattr(self.model, name) for name in ("head", "aux_head") if hasattr(self.model, name)]
+        super().__init__(model, _info(model))
 
     def embed(self, images: Tensor) -> Tensor:
         """Z_0: images (B, C, H, W) → (B, 1 + N, d)."""
         return self.model.embed(images)  # type: ignore[no-any-return]
-
-    def normed(self, block: Any, x: Tensor) -> Tensor:
-        """LN1(Z): (B, n, d) → (B, n, d)."""
-        return block.norm1(x)  # type: ignore[no-any-return]
-
-    def attention(self, block: nn.Module, x: Tensor, n: int) -> Tensor:
-        """P_l^h of the first `n` tokens: (B, n_in, d) → (B, H, n, n_in)."""
-        return timm_block.attention_map(block, x, n)
 
     def features(self, tokens: Tensor, weight: Tensor | None = None) -> Tensor:
         """What the output is made of: the class feature (B, d); where the auxiliary head is read, the logits, for its
@@ -69,10 +44,6 @@ class StemHost:
             return self.logits(tokens)
         own, patches = self.model.forward_heads(self.model.norm(tokens))
         return own + AUXILIARY * expected_max(patches, weight[:, 1:])  # type: ignore[no-any-return]
-
-    def logits(self, tokens: Tensor) -> Tensor:
-        """The host's output: (B, n, d) → (B, classes)."""
-        return self.model.forward_head(self.model.norm(tokens))  # type: ignore[no-any-return]
 
     @property
     def has_patch_head(self) -> bool:
@@ -93,11 +64,6 @@ class StemHost:
             best = torch.zeros_like(patches).scatter(1, patches.argmax(dim=1, keepdim=True), 1.0)
             read[:, 1:] = AUXILIARY**2 * best.mean(dim=2)
         return torch.diag_embed(read)
-
-    def slimmed_(self, blocks: Sequence[nn.Module]) -> nn.Module:
-        """Put slim blocks in place of the model's own and return the model."""
-        self.model.blocks = nn.Sequential(*blocks)
-        return self.model  # type: ignore[no-any-return]
 
     def spec(self) -> Mapping[str, Any]:
         """Settings from which `stem_spec.rebuild_stem` makes the host again."""

@@ -10,51 +10,26 @@ from timm.layers import AttentionPoolLatent
 from timm.models.deit import VisionTransformerDistilled
 from torch import Tensor, nn
 
-from patchslim.hosts import timm_block
-from patchslim.hosts.base import BlockMath, BlockShape, HostInfo, Readout
+from patchslim.hosts.base import BlockShape, HostInfo, Readout
 from patchslim.hosts.timm_check import check
 from patchslim.hosts.timm_embed import matmul_embed
+from patchslim.hosts.timm_host import TimmHost
 from patchslim.hosts.timm_spec import describe
 
 
-class TimmViT:
+class TimmViT(TimmHost):
     """A timm VisionTransformer seen as a patchslim host."""
+
+    heads = ("head", "head_dist")  # distilled models have one on each of two tokens
 
     def __init__(self, model: nn.Module) -> None:
         check(model)
-        self.model: Any = model
-        self.info = _info(model)
-        self.math: BlockMath = timm_block.TimmBlockMath()
-
-    @classmethod
-    def around(cls, model: nn.Module, info: HostInfo) -> TimmViT:
-        """A model whose blocks have been replaced, seen the same way: nothing is checked."""
-        host = cls.__new__(cls)
-        host.model, host.info, host.math = model, info, timm_block.TimmBlockMath()
-        return host
-
-    @property
-    def blocks(self) -> Sequence[nn.Module]:
-        """The transformer blocks, first to last."""
-        return list(self.model.blocks)
-
-    @property
-    def classifiers(self) -> Sequence[nn.Module]:
-        """The classifiers; distilled models have one on each of two tokens."""
-        return [getattr(self.model, name) for name in ("head", "head_dist") if hasattr(self.model, name)]
+        super().__init__(model, _info(model))
 
     def embed(self, images: Tensor) -> Tensor:
         """Z_0: images (B, C, H, W) → (B, p + N, d)."""
         model = self.model
         return model.norm_pre(model.patch_drop(model._pos_embed(model.patch_embed(images))))  # type: ignore[no-any-return]
-
-    def normed(self, block: Any, x: Tensor) -> Tensor:
-        """LN1(Z): (B, n, d) → (B, n, d)."""
-        return block.norm1(x)  # type: ignore[no-any-return]
-
-    def attention(self, block: nn.Module, x: Tensor, n: int) -> Tensor:
-        """P_l^h of the first `n` tokens: (B, n_in, d) → (B, H, n, n_in)."""
-        return timm_block.attention_map(block, x, n)
 
     def features(self, tokens: Tensor, weight: Tensor | None = None) -> Tensor:
         """What the classifier reads: (B, n, d) → (B, d), a pool counting tokens by their weight (B, n)."""
@@ -68,10 +43,6 @@ class TimmViT:
         else:
             pooled = (x * weight[..., None]).sum(dim=1) / weight.sum(dim=1, keepdim=True)
         return model.head_drop(model.fc_norm(pooled))  # type: ignore[no-any-return]
-
-    def logits(self, tokens: Tensor) -> Tensor:
-        """The host's output: (B, n, d) → (B, classes)."""
-        return self.model.forward_head(self.model.norm(tokens))  # type: ignore[no-any-return]
 
     def readout_moment(self, tokens: Tensor) -> Tensor:
         """R of the impact recursion: (B, n, d) → (B, n, n)."""
@@ -93,8 +64,7 @@ class TimmViT:
     def slimmed_(self, blocks: Sequence[nn.Module]) -> nn.Module:
         """Put slim blocks and the faster patch embedding in place of the model's own and return the model."""
         self.model.patch_embed = matmul_embed(self.model.patch_embed)
-        self.model.blocks = nn.Sequential(*blocks)
-        return self.model  # type: ignore[no-any-return]
+        return super().slimmed_(blocks)
 
     def spec(self) -> Mapping[str, Any]:
         """Settings from which `timm_spec.rebuild` makes the host again."""

@@ -4,7 +4,7 @@ with the official parameter names, registered with timm."""
 from __future__ import annotations
 
 import math
-from typing import Any, Literal, get_args
+from typing import Any, Literal, Unpack, get_args
 
 import torch
 import torch.nn.functional as F
@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from patchslim.errors import UnsupportedModel
 from patchslim.models.register import register
-from patchslim.models.stem_vit import StemViT, check_grid, linear_or_nothing
+from patchslim.models.stem_vit import BlockSettings, StemViT, check_grid, linear_or_nothing
 
 HeadReadout = Literal["class+auxiliary", "class"]
 AUXILIARY = 0.5  # how much the auxiliary head counts beside the class head
@@ -85,14 +85,10 @@ class LVViT(StemViT):
         stem_width: int = 64,
         embed_dim: int = 384,
         depth: int = 16,
-        num_heads: int = 6,
-        mlp_ratio: float = 3.0,
+        *,
         skip_lam: float = 1.0,
         readout: HeadReadout = "class+auxiliary",
-        qkv_bias: bool = False,
-        drop_rate: float = 0.0,
-        attn_drop_rate: float = 0.0,
-        drop_path_rate: float = 0.0,
+        **of_blocks: Unpack[BlockSettings],
     ) -> None:
         if readout not in get_args(HeadReadout):
             raise UnsupportedModel(
@@ -100,17 +96,7 @@ class LVViT(StemViT):
             )
         stem = ConvStem(to_2tuple(img_size), patch_size, in_chans, stem_width, embed_dim)
         super().__init__(
-            stem,
-            in_chans=in_chans,
-            num_classes=num_classes,
-            embed_dim=embed_dim,
-            depth=depth,
-            num_heads=num_heads,
-            mlp_ratio=mlp_ratio,
-            qkv_bias=qkv_bias,
-            drop_rate=drop_rate,
-            attn_drop_rate=attn_drop_rate,
-            drop_path_rate=drop_path_rate,
+            stem, in_chans=in_chans, num_classes=num_classes, embed_dim=embed_dim, depth=depth, **of_blocks
         )
         self.readout: HeadReadout = readout
         self.aux_head = linear_or_nothing(embed_dim, num_classes)

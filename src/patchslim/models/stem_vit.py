@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Any, Protocol, TypedDict
 
 import torch
 from timm.layers import trunc_normal_
@@ -28,6 +28,17 @@ class Stem(Protocol):
         """(B, C, H, W) → (B, N, d), patches row by row."""
 
 
+class BlockSettings(TypedDict, total=False):
+    """What both networks leave to `StemViT`, and its defaults."""
+
+    num_heads: int
+    mlp_ratio: float
+    qkv_bias: bool
+    drop_rate: float
+    attn_drop_rate: float
+    drop_path_rate: float
+
+
 class StemViT(nn.Module):
     """Stem, class token, positions, blocks, norm, linear head. Subclasses add `pos_embed` (1, 1 + N, d)."""
 
@@ -43,12 +54,12 @@ class StemViT(nn.Module):
         num_classes: int,
         embed_dim: int,
         depth: int,
-        num_heads: int,
-        mlp_ratio: float,
-        qkv_bias: bool,
-        drop_rate: float,
-        attn_drop_rate: float,
-        drop_path_rate: float,
+        num_heads: int = 6,
+        mlp_ratio: float = 3.0,
+        qkv_bias: bool = False,
+        drop_rate: float = 0.0,
+        attn_drop_rate: float = 0.0,
+        drop_path_rate: float = 0.0,
     ) -> None:
         super().__init__()
         self.in_chans, self.num_classes = in_chans, num_classes

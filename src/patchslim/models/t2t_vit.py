@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 from timm.layers import to_2tuple
 from torch import Tensor
 
 from patchslim.models.register import register
-from patchslim.models.stem_vit import StemViT
+from patchslim.models.stem_vit import BlockSettings, StemViT
 from patchslim.models.tokens_to_token import SPLITS, Splits, TokenPerformer, TokensToToken, TokensType
 
 
@@ -28,26 +28,11 @@ class T2TViT(StemViT):
         splits: Splits = SPLITS,
         embed_dim: int = 384,
         depth: int = 14,
-        num_heads: int = 6,
-        mlp_ratio: float = 3.0,
-        qkv_bias: bool = False,
-        drop_rate: float = 0.0,
-        attn_drop_rate: float = 0.0,
-        drop_path_rate: float = 0.0,
+        **of_blocks: Unpack[BlockSettings],
     ) -> None:
         stem = TokensToToken(to_2tuple(img_size), in_chans, embed_dim, token_dim, tokens_type, splits)
         super().__init__(
-            stem,
-            in_chans=in_chans,
-            num_classes=num_classes,
-            embed_dim=embed_dim,
-            depth=depth,
-            num_heads=num_heads,
-            mlp_ratio=mlp_ratio,
-            qkv_bias=qkv_bias,
-            drop_rate=drop_rate,
-            attn_drop_rate=attn_drop_rate,
-            drop_path_rate=drop_path_rate,
+            stem, in_chans=in_chans, num_classes=num_classes, embed_dim=embed_dim, depth=depth, **of_blocks
         )
         self.tokens_type: TokensType = tokens_type
         self.register_buffer("pos_embed", sinusoid(stem.num_patches + 1, embed_dim))  # never learnt

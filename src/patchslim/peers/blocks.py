@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,17 +16,17 @@ from patchslim.slim.blocks import BlockOf
 from patchslim.slim.tokens import Tokens
 
 
-class Halving(nn.Module):
+class Halving(nn.Module, ABC):
     """How tokens go between a block's attention and its MLP. Attention is looked at while it mixes, and no more of it
     is computed than the method reads."""
 
+    @abstractmethod
     def mix(self, size: Tensor | None, seen: list[Tensor]) -> Mix:
         """Attention as the method wants it; puts what the method reads of it into `seen`."""
-        raise NotImplementedError
 
+    @abstractmethod
     def forward(self, tokens: Tokens, seen: Tensor) -> Tokens:
         """Tokens after attention → those that go on: (B, p + t, …) → (B, p + n, …)."""
-        raise NotImplementedError
 
 
 def attention_of(size: Tensor | None) -> Mix:
