@@ -17,6 +17,7 @@ from paper_text import blocks_text, models_text, throughput_text
 from patchslim.files import write_text
 
 PAGE = RESULTS.parent / "docs" / "paper.md"
+NOTHING = "Not measured yet at full size: no raw file under `results/`.\n"
 TEXTS: dict[str, Callable[[Mapping[str, Any]], str]] = {
     "paper_table1": blocks_text,
     "paper_table2": models_text,
@@ -39,7 +40,7 @@ def filled(page: str, folder: Path = RESULTS) -> str:
     for name in TEXTS:
         start, end = f"<!-- {name} -->\n", f"<!-- end of {name} -->"
         own = body(name, folder)
-        between = f"\n{own}\n" if own else ""
+        between = f"\n{own or NOTHING}\n"
         page, found = re.subn(f"{start}.*?{end}", lambda _: f"{start}{between}{end}", page, flags=re.S)  # noqa: B023
         assert found == 1, name
     return page
