@@ -10,6 +10,7 @@ from torch import nn
 
 import patchslim as ps
 from patchslim.hosts import open_host, timm_block
+from patchslim.hosts.attention import plain
 from patchslim.hosts.base import PatchHead
 from patchslim.hosts.timm_block import token_major
 from patchslim.hosts.timm_spec import describe, rebuild
@@ -195,3 +196,18 @@ def test_one_product_for_all_three_projections_changes_nothing(name: str, monkey
         wanted = host.math.run(host.blocks[0], x, n)
         monkeypatch.setattr(timm_block, "one_product", lambda *_: True)
         torch.testing.assert_close(host.math.run(host.blocks[0], x, n), wanted, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", ["deit_tiny_patch16_224", "vit_intern300m_patch14_448", "beit3_base_patch16_224"])
+@torch.no_grad()
+def test_queries_that_come_for_nothing_are_the_same(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    host = open_host(family(name))
+    block, x = host.blocks[0], host.embed(pixels(host.model, 1))
+    found = []
+    for few in (False, True):
+        monkeypatch.setattr(timm_block, "few_rows", lambda y, few=few: few)
+        incoming = host.math.read(block, x)
+        assert (incoming.q is not None) == few
+        found.append((host.math.compute(block, x, incoming, plain), host.math.class_attention(block, incoming, None)))
+    for one, other in zip(*found, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)

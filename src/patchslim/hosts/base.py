@@ -72,12 +72,14 @@ class HostInfo:
 
 
 class Incoming(NamedTuple):
-    """A block's input, normalised and projected: x and y = LN1(x) (B, n_in, d), k and v (B, H, n_in, d_h)."""
+    """A block's input, normalised and projected: x and y = LN1(x) (B, n_in, d), k and v (B, H, n_in, d_h); queries
+    likewise where they come for nothing."""
 
     x: Tensor
     y: Tensor
     k: Tensor
     v: Tensor
+    q: Tensor | None = None
 
 
 class BlockMath(Protocol):

@@ -46,8 +46,12 @@ def project(attn: Any, y: Tensor, n: int, axis: int = 1) -> tuple[Tensor, Tensor
 
 def one_product(y: Tensor, n: int, axis: int) -> bool:
     """Whether queries nobody needs are cheaper than a second product, y as in `project`."""
-    few = y.is_cuda and y.shape[0] * y.shape[1] <= FEW_ROWS
-    return few or (axis == 0 and n >= ONE_PRODUCT * y.shape[0])
+    return few_rows(y) or (axis == 0 and n >= ONE_PRODUCT * y.shape[0])
+
+
+def few_rows(y: Tensor) -> bool:
+    """Whether a GPU has little to do with tokens (B, n, d)."""
+    return y.is_cuda and y.shape[0] * y.shape[1] <= FEW_ROWS
 
 
 def queries(attn: Any, y: Tensor, axis: int = 1) -> Tensor:
@@ -141,12 +145,18 @@ class TimmBlockMath:
     def read(self, block: Any, x: Tensor) -> Incoming:
         """What the block knows of its input before it computes anything: x (B, n_in, d)."""
         y = block.norm1(x)
+        if few_rows(y) and not isinstance(block.attn.qkv, SplitQkv):
+            q, k, v = project(block.attn, y, y.shape[1])
+            return Incoming(x, y, k, v, q)
         return Incoming(x, y, *keys_values(block.attn, y))
 
     def compute(self, block: Any, kept: Tensor, incoming: Incoming, mix: Mix) -> Tensor:
         """Eq. 2 with any tokens for queries: kept (B, n, d) → (B, n, d)."""
-        y = incoming.y if kept is incoming.x else block.norm1(kept)
-        return rest(block, kept, attend(block.attn, queries(block.attn, y), incoming.k, incoming.v, mix))
+        if kept is incoming.x:
+            q = queries(block.attn, incoming.y) if incoming.q is None else incoming.q
+        else:
+            q = queries(block.attn, block.norm1(kept))
+        return rest(block, kept, attend(block.attn, q, incoming.k, incoming.v, mix))
 
     def attend(self, block: Any, x: Tensor, mix: Mix) -> Tensor:
         """Attention and its shortcut, for every token: (B, n, d) → (B, n, d)."""
@@ -159,7 +169,7 @@ class TimmBlockMath:
 
     def class_attention(self, block: Any, incoming: Incoming, size: Tensor | None) -> Tensor:
         """How the first token attends to all, averaged over heads: (B, n_in), rows sum to 1."""
-        q = queries(block.attn, incoming.y[:, :1])
+        q = queries(block.attn, incoming.y[:, :1]) if incoming.q is None else incoming.q[:, :, :1]
         if kernels_for(incoming.k):
             every = q.new_ones(1, incoming.k.shape[2]) if size is None else size
             rows: Tensor = kernels.class_rows(q, incoming.k, every, block.attn.scale)

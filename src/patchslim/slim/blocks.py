@@ -115,13 +115,13 @@ class ReducingBlock(BlockOf):
         """Tokens (B, p + t, …) → (B, p + n, …); the first block takes, and the last one gives, a plain tensor."""
         self.check_alone(mask, options)
         tokens = given if isinstance(given, Tokens) else self._enter(given)
-        if self.reduce is None and tokens.size is None:
+        mix = plain if tokens.size is None else sized(tokens.size)
+        if self.reduce is None:
             kept = tokens
-            x = self.math.run(self, tokens.x, tokens.x.shape[1])
+            x = self.math.feed(self, self.math.attend(self, tokens.x, mix))
         else:
             incoming = self.math.read(self, tokens.x)
-            kept = tokens if self.reduce is None else self.reduce(tokens, incoming, self)
-            mix = plain if tokens.size is None else sized(tokens.size)
+            kept = self.reduce(tokens, incoming, self)
             x = self.math.compute(self, kept.x, incoming, mix)
         kept = kept._replace(x=x)
         if self.watch is not None:
