@@ -1,8 +1,15 @@
 """The kernels against the plain tensor operations that say what they compute; interpreted where there is no GPU."""
 
+import inspect
+import os
+import re
+import subprocess
+import sys
 from collections.abc import Callable
 from functools import partial
 from importlib import import_module
+from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -145,3 +152,19 @@ def test_training_and_the_cpu_do_without() -> None:
     assert not fast.kernels_for(torch.zeros(1, 1, 4, 4))
     if DEVICE == "cuda":
         assert fast.kernels_for(torch.zeros(1, 1, 4, 4, device="cuda")) is not torch.is_grad_enabled()
+
+
+def test_they_compile_for_gpus_that_need_not_be_here() -> None:
+    """What the interpreter lets pass a compiler may refuse."""
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    script = Path(__file__).parent.parent / "kernel_compiler.py"
+    done = subprocess.run([sys.executable, str(script)], env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-2000:]
+    compiled = {line.split()[0] for line in done.stdout.splitlines()}
+    rooms = (attention_kernels, merge_kernels)
+    assert compiled == set.union(*map(launched, rooms))
+
+
+def launched(room: ModuleType) -> set[str]:
+    """Kernels that a module launches: those called with a grid."""
+    return set(re.findall(r"(\w+)\[", inspect.getsource(room))) & {name for name in vars(room) if name.startswith("_")}
