@@ -15,6 +15,8 @@ from patchslim.timing import in_turns
 from patchslim.timing.modes import Ready, modes_for, prepare
 from patchslim.timing.running import in_dtype
 
+MOST_MODELS = 256  # that one process compiles
+
 
 def counted_macs(name: str) -> int:
     """MACs per image of any model of timm, by torch's counter, attention not fused; nothing is computed."""
@@ -37,11 +39,12 @@ class Watch:
         self.batch, self.config, self.warm = batch, config, warm
         self.modes = modes_for(config.modes, batch.device, threshold=False)
         self.base: Ready | None = None
+        if any(mode.startswith("compiled") for mode in self.modes):
+            torch.compiler.reset()
+            torch._dynamo.config.recompile_limit = MOST_MODELS  # else they count against the compiler's patience
 
     def time(self, model: nn.Module, *, as_base: bool = False) -> Row:
         """Images per second in the fastest mode, all modes, and the base's in the same turns."""
-        if any(mode.startswith("compiled") for mode in self.modes):
-            torch.compiler.reset()  # else other models count against the compiler's patience
         prepared = prepare(in_dtype(model, self.config.dtype), self.batch, self.modes)
         if self.warm:
             return {"failed": prepared.failed}
