@@ -29,12 +29,12 @@ from patchslim.slim import load_host
 
 SETTINGS: dict[str, list[dict[str, Any]]] = {
     "onnx": [
-        {},
+        {"options": {}},
         {"signed": True, "options": {"ActivationSymmetric": True}},
         {"options": {"CalibMovingAverage": True}},
         {"ranges": "Percentile", "options": {"CalibTensorRangeSymmetric": False, "CalibPercentile": 99.999}},
         {"ranges": "Percentile", "options": {"CalibTensorRangeSymmetric": False, "CalibPercentile": 99.99}},
-        {"ranges": "Entropy"},
+        {"ranges": "Entropy", "options": {}},
     ],
     "openvino": [
         {"smooth": alpha, "correct_biases": correct}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, Literal
 
 import torch
@@ -21,7 +20,7 @@ INPUT, OUTPUT = "images", "logits"
 BATCH = 8  # images that calibration runs at a time
 LARGEST = 2**31 - 2**20  # bytes of weights: a protobuf ends at 2 GiB
 LINEAR = ["MatMul", "Gemm"]
-NO_OPTIONS: Mapping[str, Any] = MappingProxyType({})
+AVERAGED: Mapping[str, Any] = {"CalibMovingAverage": True}  # extremes of batches, averaged; docs/decisions.md
 Ranges = Literal["MinMax", "Percentile", "Entropy"]
 NO_LIMIT = 2**62  # a slice or a transpose of a weight is a weight, however large
 
@@ -103,7 +102,7 @@ def quantise(
     *,
     ranges: Ranges = "MinMax",
     signed: bool = False,
-    options: Mapping[str, Any] = NO_OPTIONS,
+    options: Mapping[str, Any] = AVERAGED,
 ) -> None:
     """Write the INT8 version of a file: linear layers only, weights per output channel, inputs by what images give.
 

@@ -17,7 +17,7 @@ from patchslim.export.calibration import Arrays
 from patchslim.packages import need, need_nncf, quiet
 
 KEY = "patchslim"  # of the metadata, in rt_info
-SMOOTH = 0.5
+SMOOTH = -1.0  # none; docs/decisions.md
 
 
 def write(model: nn.Module, path: Path, metadata: str) -> None:
