@@ -37,7 +37,7 @@ from patchslim.macs import host_macs
 from patchslim.measure import device_name
 from patchslim.timing.latency import in_turns
 from patchslim.timing.modes import Ready, modes_for, prepare
-from patchslim.timing.running import DTYPES
+from patchslim.timing.running import DTYPES, forget_compiled
 
 
 def parse() -> argparse.Namespace:
@@ -165,8 +165,7 @@ def timed(models: dict[str, nn.Module], batch: Tensor, args: argparse.Namespace)
     modes = modes_for(args.modes, batch.device, False)
     ready: dict[tuple[str, str], Ready] = {}
     failed: dict[str, dict[str, str]] = {}
-    torch.compiler.reset()
-    torch._dynamo.config.recompile_limit = max(16, 4 * len(models))  # else models count against each other
+    forget_compiled(4 * len(models))
     for row, model in models.items():
         start = time.monotonic()
         with at_most(args.patience):
@@ -193,8 +192,10 @@ def at_most(seconds: int) -> Iterator[None]:
 
     signal.signal(signal.SIGALRM, stop)
     signal.alarm(seconds)
-    yield
-    signal.alarm(0)
+    try:
+        yield
+    finally:
+        signal.alarm(0)
 
 
 def _best(modes: dict[str, dict[str, Any]]) -> dict[str, Any]:

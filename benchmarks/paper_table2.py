@@ -15,8 +15,8 @@ from typing import Any
 
 import published
 from paper_cells import METHODS, NAMES, Block, table2
-from paper_figure import draw_models
 from paper_harness import Setting, command, options, write_files
+from paper_picture import draw_models
 from paper_text import models_text
 from speed_rows import SpeedBlock
 

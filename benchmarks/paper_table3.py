@@ -14,8 +14,8 @@ from typing import Any
 
 import published
 from paper_cells import table3
-from paper_figure import draw_blocks
 from paper_harness import Setting, command, options, write_files
+from paper_picture import draw_blocks
 from paper_text import blocks_text
 
 TITLE = "Table 3: learned against uniform"

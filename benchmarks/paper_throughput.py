@@ -16,8 +16,8 @@ from functools import partial
 from typing import Any
 
 from paper_cells import Block, table1, table2, without_twins
-from paper_figure import draw_blocks
 from paper_harness import Setting, command, speed_options, write_files
+from paper_picture import draw_blocks
 from paper_text import throughput_text
 from patchslim.files import write_json
 from patchslim.peers.store import Row

@@ -13,7 +13,7 @@ from patchslim.peers import SpeedConfig
 from patchslim.peers.store import Row
 from patchslim.timing import in_turns
 from patchslim.timing.modes import Ready, modes_for, prepare
-from patchslim.timing.running import in_dtype
+from patchslim.timing.running import forget_compiled, in_dtype
 
 MOST_MODELS = 256  # that one process compiles
 
@@ -40,8 +40,7 @@ class Watch:
         self.modes = modes_for(config.modes, batch.device, threshold=False)
         self.base: Ready | None = None
         if any(mode.startswith("compiled") for mode in self.modes):
-            torch.compiler.reset()
-            torch._dynamo.config.recompile_limit = MOST_MODELS  # else they count against the compiler's patience
+            forget_compiled(MOST_MODELS)
 
     def time(self, model: nn.Module, *, as_base: bool = False) -> Row:
         """Images per second in the fastest mode, all modes, and the base's in the same turns."""

@@ -5,9 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from patchslim.errors import PatchslimError, first_words
@@ -15,6 +13,7 @@ from patchslim.timing.latency import Clock, Timing, in_turns
 from patchslim.timing.memory import out_of_memory
 from patchslim.timing.modes import Prepared, prepare
 from patchslim.timing.place import device_name
+from patchslim.timing.running import forget_compiled
 
 
 @dataclass(frozen=True)
@@ -49,9 +48,7 @@ class Contest:
     def time(self, models: Mapping[str, nn.Module], batch: Tensor) -> dict[str, Timed]:
         """Every model in every mode, timed in turns on one batch (B, C, H, W)."""
         if any(mode.startswith("compiled") for mode in self.modes):
-            torch.compiler.reset()  # else another batch size or model counts against the compiler's patience
-            config: Any = torch._dynamo.config
-            config.recompile_limit = max(config.recompile_limit, 4 * len(models))  # and so would these
+            forget_compiled(4 * len(models))
         prepared = {name: self._prepare(name, model, batch) for name, model in models.items()}
         self.say("timing", len(batch))
         ways = [(name, mode) for name, own in prepared.items() for mode in own.ready]

@@ -52,6 +52,14 @@ def _compiled(model: nn.Module, batch: Tensor, autocast: str | None, *, whole: b
     return run
 
 
+def forget_compiled(models: int) -> None:
+    """Begin anew with compiling, with room for so many models and batch sizes: each counts against the compiler's
+    patience, and past that it would give up."""
+    torch.compiler.reset()
+    config: Any = torch._dynamo.config
+    config.recompile_limit = max(config.recompile_limit, models)
+
+
 def recorded(run: Run, batch: Tensor) -> Callable[[], Any]:
     """Inference recorded once as a CUDA graph; each call copies the batch into the graph's own input and replays it.
 
