@@ -134,7 +134,9 @@ def kind_of(model: nn.Module) -> Kind:
     """What kind of model this is; UnsupportedModel for one that is in no table."""
     name = (hf_class(model) or type(model)).__name__
     if name not in KINDS:
-        raise UnsupportedModel(f"{name} of transformers is not known here; take a ViT, DeiT, DINOv2, CLIP or SigLIP.")
+        raise UnsupportedModel(
+            f"{name} of transformers is no model that patchslim knows; take a ViT, DeiT, DINOv2, CLIP or SigLIP."
+        )
     return KINDS[name]
 
 
