@@ -10,12 +10,21 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from patchslim.hosts import kernels as attention
+from patchslim.hosts import mlp_kernel
 from patchslim.slim import kernels as merging
 
 FLOATS = {"scale": "fp32"}
 HEAD = {"WIDTH": 64, "CHANNELS": 64, "EXACT": "tf32"}
 # Of every kernel: types of its pointers, and constants as a ViT of width 384 and 196 patches gives them.
 KERNELS: list[tuple[Any, dict[str, str], dict[str, Any]]] = [
+    *(
+        (
+            mlp_kernel._linear_gelu,
+            {"x": "*bf16", "weight": "*bf16", "bias": "*bf16", "out": "*bf16"},
+            {"ROWS": side, "COLUMNS": side, "DEPTH": 64},
+        )
+        for side in (64, 128)
+    ),
     (
         attention._attend,
         {"q": "*bf16", "k": "*bf16", "v": "*bf16", "size": "*fp32", "out": "*bf16"},

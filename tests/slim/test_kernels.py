@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import timm
 import torch
+import torch.nn.functional as F
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
@@ -29,6 +30,7 @@ from patchslim.slim.tokens import Tokens
 
 pytest.importorskip("triton")
 from patchslim.hosts import kernels as attention_kernels
+from patchslim.hosts import mlp_kernel
 from patchslim.slim import kernels as merge_kernels
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -101,6 +103,15 @@ def test_pairs_and_merges(shape: Any, prefix: int, share: float, way: str, seed:
     assert torch.equal(tokens[:, prefix:][alone], x[rows, prefix + own][alone])
 
 
+@pytest.mark.parametrize(("rows", "deep", "wide"), [(3, 20, 40), (130, 96, 200), (70, 64, 64)])
+def test_a_linear_layer_and_gelu(rows: int, deep: int, wide: int) -> None:
+    normal = drawn(rows)
+    x, weight, bias = 2 * normal(2, rows, deep), 3 * normal(wide, deep) / deep**0.5, normal(wide)
+    found = mlp_kernel.linear_gelu(x, weight, bias)
+    wanted = F.gelu(F.linear(x.double(), weight.double(), bias.double()))
+    torch.testing.assert_close(found.double(), wanted, rtol=1e-5, atol=1e-5 if DEVICE == "cpu" else 1e-2)
+
+
 def test_a_compiler_can_rely_on_their_shapes() -> None:
     normal = drawn(0)
     k, q, size = keys_of(normal, 2, 3, 9, 8), normal(2, 3, 4, 8), normal(2, 9).abs() + 1
@@ -161,7 +172,7 @@ def test_they_compile_for_gpus_that_need_not_be_here() -> None:
     done = subprocess.run([sys.executable, str(script)], env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-2000:]
     compiled = {line.split()[0] for line in done.stdout.splitlines()}
-    rooms = (attention_kernels, merge_kernels)
+    rooms = (attention_kernels, merge_kernels, mlp_kernel)
     assert compiled == set.union(*map(launched, rooms))
 
 

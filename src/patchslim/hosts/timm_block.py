@@ -7,16 +7,16 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from timm.layers import DropPath
+from timm.layers import DropPath, Mlp
 from torch import Tensor, nn
 
 from patchslim.hosts.attention import Mix, plain
 from patchslim.hosts.base import Incoming
-from patchslim.hosts.fast import KERNELS, kernels_for
+from patchslim.hosts.fast import KERNELS, gelu_kernel_for, kernels_for
 from patchslim.hosts.split_qkv import SplitQkv
 
 if KERNELS:
-    from patchslim.hosts import kernels
+    from patchslim.hosts import kernels, mlp_kernel
 
 ONE_PRODUCT = 0.75  # share of queries from which one product gives them, keys and values, on a GPU; else two that fit
 FEW_ROWS = 512  # up to so many rows of a batch a product takes a GPU about as long whatever it computes: one is best
@@ -108,7 +108,23 @@ def first_shortcut(block: Any, x: Tensor, attended: Tensor) -> Tensor:
 
 def feed(block: Any, x: Tensor) -> Tensor:
     """The MLP and its shortcut: (B, n, d) → (B, n, d)."""
-    return x + through(block.drop_path2, through(block.ls2, block.mlp(block.norm2(x))))
+    return x + through(block.drop_path2, through(block.ls2, fed(block.mlp, block.norm2(x))))
+
+
+def fed(mlp: Any, y: Tensor) -> Tensor:
+    """The MLP: (B, n, d) → (B, n, d); on a GPU its first layer and GELU in one kernel where they are plain ones."""
+    if not (gelu_kernel_for(y) and plain_mlp(mlp)):
+        return mlp(y)  # type: ignore[no-any-return]
+    hidden = mlp_kernel.linear_gelu(y, mlp.fc1.weight, mlp.fc1.bias)
+    return mlp.fc2(hidden)  # type: ignore[no-any-return]
+
+
+def plain_mlp(mlp: Any) -> bool:
+    """Whether a module is two linear layers with an exact GELU in between, as they come."""
+    if type(mlp) is not Mlp or type(mlp.act) is not nn.GELU or mlp.act.approximate != "none":
+        return False
+    idle = isinstance(mlp.norm, nn.Identity) and not (mlp.training and (mlp.drop1.p or mlp.drop2.p))
+    return idle and type(mlp.fc1) is nn.Linear and mlp.fc1.bias is not None and type(mlp.fc1.weight.data) is Tensor
 
 
 def attention_map(block: Any, x: Tensor, n: int) -> Tensor:
