@@ -14,58 +14,77 @@ from patchslim.hosts import mlp_kernel
 from patchslim.slim import kernels as merging
 
 FLOATS = {"scale": "fp32"}
+MOST_SHARED = 99 * 1024  # bytes that a program may keep to itself on the least of GPUs since 2020
+BF16 = dict.fromkeys("qkvx", "*bf16") | {"weight": "*fp32", "size": "*fp32", "place": "*i32"}
+FP32 = dict.fromkeys("qkvx", "*fp32") | {"weight": "*fp32", "size": "*fp32", "place": "*i32"}
+FOUND = {"alike": "*fp32", "nearest": "*i32", "offset": "*fp32", "grown": "*fp32"}
 HEAD = {"WIDTH": 64, "CHANNELS": 64, "EXACT": "tf32"}
-# Of every kernel: types of its pointers, and constants as a ViT of width 384 and 196 patches gives them.
-KERNELS: list[tuple[Any, dict[str, str], dict[str, Any]]] = [
-    *(
-        (
-            mlp_kernel._linear_gelu,
-            {"x": "*bf16", "weight": "*bf16", "bias": "*bf16", "out": "*bf16"},
-            {"ROWS": side, "COLUMNS": side, "DEPTH": 64},
-        )
-        for side in (64, 128)
-    ),
-    (
-        attention._attend,
-        {"q": "*bf16", "k": "*bf16", "v": "*bf16", "size": "*fp32", "out": "*bf16"},
-        HEAD | {"ROWS": 64, "KEYS": 32},
-    ),
-    (
-        attention._class_rows,
-        {"q": "*bf16", "k": "*bf16", "size": "*fp32", "out": "*fp32"},
-        {"WIDTH": 64, "CHANNELS": 64, "KEYS": 256},
-    ),
-    (
-        merging._nearest,
-        {"k": "*bf16", "alike": "*fp32", "nearest": "*i32"},
-        HEAD | {"MOVERS": merging.OWN, "HOSTS": 128},
-    ),
-    *(
-        (
-            merging._rank,
-            {"alike": "*fp32", "nearest": "*i32", "offset": "*fp32", "place": "*i32"},
-            {"OWN": merging.OWN, "MOVERS": 128, "BY_COST": by_cost},
-        )
-        for by_cost in (False, True)
-    ),
-    (
-        merging._merge,
-        {"x": "*bf16", "size": "*fp32", "weight": "*fp32", "place": "*i32", "out": "*bf16", "grown": "*fp32"},
-        {"WIDTH": 512, "PATCHES": 256},
-    ),
+WIDE = {"WIDTH": 128, "CHANNELS": 128, "EXACT": "ieee"}  # the widest head, in fp32
+Case = tuple[Any, dict[str, str], dict[str, Any], dict[str, int]]
+
+
+def attend(kinds: dict[str, str], head: dict[str, Any], tokens: int, sized: bool) -> Case:
+    """Attention's kernel in the tile that it takes for a batch of so many tokens."""
+    line = head["CHANNELS"] * (2 if kinds is BF16 else 4)
+    rows, keys, stages = attention._tile(tokens, line)
+    kinds = kinds | {"out": kinds["q"]} | ({} if sized else {"size": "constexpr"})
+    constants = head | {"ROWS": rows, "KEYS": keys, "SIZED": sized} | ({} if sized else {"size": None})
+    return attention._attend, kinds, constants, {"num_warps": 4, "num_stages": stages}
+
+
+def nearest(kinds: dict[str, str], head: dict[str, Any], tokens: int, movers: int) -> Case:
+    """Likewise the kernel that looks for pairs."""
+    side = merging._side(tokens, movers, head["CHANNELS"] * (2 if kinds is BF16 else 4))
+    return merging._nearest, kinds, head | {"MOVERS": side, "HOSTS": side}, {"num_warps": merging._warps(side)}
+
+
+# Of every kernel: types of its pointers, constants as ViTs of 196 patches give them, and how it is launched.
+CASES: list[Case] = [
+    attend(BF16, HEAD, 197, False),
+    attend(BF16, HEAD, 197, True),
+    attend(BF16, HEAD, 50000, True),
+    attend(FP32, WIDE, 197, True),
+    attend(FP32, WIDE, 50000, True),
+    (attention._class_rows, BF16 | {"out": "*fp32"}, {"WIDTH": 64, "CHANNELS": 64, "KEYS": 256}, {}),
+    nearest(BF16, HEAD, 197, 98),
+    nearest(BF16, HEAD, 50000, 98),
+    nearest(BF16, HEAD, 50000, 50),
+    nearest(FP32, WIDE, 50000, 98),
+    *((merging._rank, BF16, {"OWN": merging.OWN, "MOVERS": 128, "BY_COST": by_cost}, {}) for by_cost in (False, True)),
+    (merging._merge, BF16 | {"out": "*bf16"}, {"WIDTH": 512, "PATCHES": 256}, {"num_warps": 1}),
 ]
+# On Hopper only, where more can be kept.
+DESCRIBED = {"x": "tensordesc<bf16[128,64]>", "weight": "tensordesc<bf16[128,64]>", "bias": "*bf16"}
+HOPPERS: list[Case] = [
+    (
+        mlp_kernel._linear_gelu,
+        DESCRIBED | {"out": "tensordesc<bf16[128,128]>"},
+        {"ROWS": 128, "COLUMNS": 128, "DEPTH": 64},
+        {"num_warps": 4, "num_stages": 3},
+    )
+]
+
+
+def compiled(case: Case, capability: int) -> int:
+    """Compile a kernel; how many bytes a program of it keeps to itself."""
+    kernel, pointers, constants, launch = case
+    kinds = dict.fromkeys(kernel.arg_names, "i32") | FLOATS | FOUND | pointers | dict.fromkeys(constants, "constexpr")
+    signature = {name: kinds[name] for name in kernel.arg_names}
+    values = {(kernel.arg_names.index(name),): value for name, value in constants.items()}
+    aligned = {(place,): [["tt.divisibility", 16]] for place, name in enumerate(signature) if name not in constants}
+    # Pointers and strides as they mostly are; only then loads run ahead of the computation, and have to be kept.
+    source = ASTSource(fn=kernel, signature=signature, constexprs=values, attrs=aligned)
+    made = triton.compile(source, target=GPUTarget("cuda", capability, 32), options={"num_warps": 4} | launch)
+    return int(made.metadata.shared)
 
 
 def main() -> None:
     """All kernels for two generations of GPUs."""
-    for capability in (80, 90):
-        for kernel, pointers, constants in KERNELS:
-            kinds = dict.fromkeys(kernel.arg_names, "i32") | FLOATS | pointers | dict.fromkeys(constants, "constexpr")
-            signature = {name: kinds[name] for name in kernel.arg_names}
-            values = {(kernel.arg_names.index(name),): value for name, value in constants.items()}
-            source = ASTSource(fn=kernel, signature=signature, constexprs=values)
-            triton.compile(source, target=GPUTarget("cuda", capability, 32), options={"num_warps": 4})
-            print(kernel.fn.__name__, capability)
+    for capability, cases in ((80, CASES), (90, CASES + HOPPERS)):
+        for case in cases:
+            shared = compiled(case, capability)
+            print(case[0].fn.__name__, capability, shared)
+            assert shared <= (MOST_SHARED if case in CASES else 227 * 1024), (case, shared)
 
 
 if __name__ == "__main__":

@@ -18,12 +18,13 @@ import torch
 import torch.nn.functional as F
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from timm.layers import Mlp, SwiGLU
 from torch import Tensor, nn
 
 import patchslim as ps
 from hf_small import make_hf
-from patchslim.hosts import answer_of, fast
-from patchslim.hosts.attention import sized
+from patchslim.hosts import answer_of, attention, fast, timm_block
+from patchslim.hosts.attention import plain, sized
 from patchslim.plan import build_plan
 from patchslim.slim.merge import IMPORTANCE, match, match_by_cost, merge, unit_keys
 from patchslim.slim.tokens import Tokens
@@ -56,10 +57,12 @@ def test_attention_with_sizes(shape: Any, n: int, alike: bool, seed: int) -> Non
     normal = drawn(seed)
     k, v, q = keys_of(normal, *shape), keys_of(normal, *shape), normal(batch, heads, min(n, n_in), width)
     size = normal(1 if alike else batch, n_in).abs() + 1
-    found = attention_kernels.attend_sized(q, k, v, size, 0.4)
+    found = attention_kernels.attend(q, k, v, size, 0.4)
     wanted = sized(size)(q, k, v, scale=0.4, dropout=0.0, fused=False)
     torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-5)
     assert found.transpose(1, 2).is_contiguous()  # what the projection reads without a copy
+    once = attention_kernels.attend(q, k, v, None, 0.4)
+    torch.testing.assert_close(once, plain(q, k, v, scale=0.4, dropout=0.0, fused=False), rtol=1e-5, atol=1e-5)
 
 
 @given(SHAPES, st.booleans(), st.integers(0, 99))
@@ -103,13 +106,51 @@ def test_pairs_and_merges(shape: Any, prefix: int, share: float, way: str, seed:
     assert torch.equal(tokens[:, prefix:][alone], x[rows, prefix + own][alone])
 
 
-@pytest.mark.parametrize(("rows", "deep", "wide"), [(3, 20, 40), (130, 96, 200), (70, 64, 64)])
+@pytest.mark.parametrize(("rows", "deep", "wide"), [(3, 24, 40), (130, 96, 200), (70, 64, 64)])
 def test_a_linear_layer_and_gelu(rows: int, deep: int, wide: int) -> None:
     normal = drawn(rows)
-    x, weight, bias = 2 * normal(2, rows, deep), 3 * normal(wide, deep) / deep**0.5, normal(wide)
+    made = 2 * normal(2, rows, deep), 3 * normal(wide, deep) / deep**0.5, normal(wide)
+    x, weight, bias = (own.half() for own in made)
     found = mlp_kernel.linear_gelu(x, weight, bias)
     wanted = F.gelu(F.linear(x.double(), weight.double(), bias.double()))
-    torch.testing.assert_close(found.double(), wanted, rtol=1e-5, atol=1e-5 if DEVICE == "cpu" else 1e-2)
+    torch.testing.assert_close(found.double(), wanted, rtol=1e-3, atol=1e-6)  # half precision has 11 bits
+
+
+def test_an_mlp_with_that_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    mlp, tokens = Mlp(32, 64).to(DEVICE), 2 * drawn(1)(3, 5, 32)
+    wanted = mlp.double()(tokens.double())
+    monkeypatch.setattr(timm_block, "gelu_kernel_for", lambda y, weight: True)
+    monkeypatch.setattr(timm_block, "mlp_kernel", mlp_kernel, raising=False)
+    with torch.no_grad():
+        torch.testing.assert_close(timm_block.fed(mlp.half(), tokens.half()).double(), wanted, rtol=0, atol=2e-3)
+
+
+OTHERS = {
+    "tanh": Mlp(8, 16, act_layer=partial(nn.GELU, approximate="tanh")),
+    "relu": Mlp(8, 16, act_layer=nn.ReLU),
+    "no bias": Mlp(8, 16, bias=False),
+    "norm": Mlp(8, 16, norm_layer=nn.LayerNorm),
+    "dropout": Mlp(8, 16, drop=0.1).train(),
+    "gated": SwiGLU(8, 16),
+    "other": nn.Sequential(),
+}
+
+
+@pytest.mark.parametrize("mlp", OTHERS.values(), ids=OTHERS)
+def test_only_plain_mlps_have_it(mlp: nn.Module) -> None:
+    assert not timm_block.plain_mlp(mlp)
+    assert timm_block.plain_mlp(Mlp(8, 16, drop=0.1).eval())
+
+
+def test_attention_of_few_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    normal = drawn(0)
+    q, k, v = normal(1, 2, 5, 8), keys_of(normal, 1, 2, 9, 8), keys_of(normal, 1, 2, 9, 8)
+    wanted = plain(q, k, v, scale=0.4, dropout=0.0, fused=True)
+    monkeypatch.setattr(attention, "small_kernel_for", lambda k: True)
+    monkeypatch.setattr(attention, "kernels", attention_kernels, raising=False)
+    found = plain(q, k, v, scale=0.4, dropout=0.0, fused=True)
+    torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-5)
 
 
 def test_a_compiler_can_rely_on_their_shapes() -> None:
@@ -117,7 +158,9 @@ def test_a_compiler_can_rely_on_their_shapes() -> None:
     k, q, size = keys_of(normal, 2, 3, 9, 8), normal(2, 3, 4, 8), normal(2, 9).abs() + 1
     place = merge_kernels.pair(k, normal(2, 8), 1, 6, False)
     for op, args in (
-        (attention_kernels.attend_sized, (q, k, k, size, 0.4)),
+        (attention_kernels.attend, (q, k, k, size, 0.4)),
+        (attention_kernels.attend, (q, k, k, None, 0.4)),
+        (mlp_kernel.linear_gelu, (q.half(), normal(16, 8).half(), normal(16).half())),
         (attention_kernels.class_rows, (q[:, :, :1], k, size, 0.4)),
         (merge_kernels.pair, (k, normal(2, 8), 1, 6, True)),
         (merge_kernels.merge_rows, (normal(2, 9, 20), size, size[:, 1:], place, 6)),
@@ -150,12 +193,12 @@ def test_a_model_says_the_same_with_them(
     with torch.no_grad():
         for room in map(import_module, ROOMS):
             monkeypatch.setattr(room, "kernels_for", lambda k: False)
-        plain = answer_of(slim(images))
+        wanted = answer_of(slim(images))
         for room in map(import_module, ROOMS):
             monkeypatch.setattr(room, "kernels_for", note)
             own = merge_kernels if room.__name__ == ROOMS[-1] else attention_kernels
             monkeypatch.setattr(room, "kernels", own, raising=False)
-        torch.testing.assert_close(answer_of(slim(images)), plain, rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(answer_of(slim(images)), wanted, rtol=1e-4, atol=1e-4)
     assert calls
 
 

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from patchslim.hosts.fast import KERNELS, kernels_for
+from patchslim.hosts.fast import KERNELS, kernels_for, small_kernel_for
 
 if KERNELS:
     from patchslim.hosts import kernels
@@ -28,6 +28,9 @@ class Mix(Protocol):
 
 def plain(q: Tensor, k: Tensor, v: Tensor, *, scale: float, dropout: float, fused: bool) -> Tensor:
     """Every key counts once."""
+    if fused and small_kernel_for(k):
+        mixed: Tensor = kernels.attend(q, k, v, None, scale)
+        return mixed
     if fused:
         return F.scaled_dot_product_attention(q, k, v, dropout_p=dropout, scale=scale)
     return F.dropout((q * scale @ k.transpose(-2, -1)).softmax(dim=-1), dropout) @ v
@@ -42,7 +45,7 @@ def sized(size: Tensor) -> Mix:
     # A closure and not a callable object: torch.compile of 2.11 can't trace a call to the latter.
     def mix(q: Tensor, k: Tensor, v: Tensor, *, scale: float, dropout: float, fused: bool) -> Tensor:
         if fused and kernels_for(k):
-            mixed: Tensor = kernels.attend_sized(q, k, v, size, scale)
+            mixed: Tensor = kernels.attend(q, k, v, size, scale)
             return mixed
         log_size = size.log().to(q.dtype)
         if not fused:

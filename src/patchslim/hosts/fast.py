@@ -12,6 +12,9 @@ KERNELS = torch.cuda.is_available() and find_spec("triton") is not None
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)  # kernels add up in float32, so doubles are not for them
 WIDEST_HEAD = 128  # channels of a head that fit where kernels keep them
 MOST_KEYS = 1024  # tokens that one program looks at
+FEW_ROWS = 512  # tokens of a batch up to which a GPU has little to do: what counts is how many kernels follow another
+MANY_ROWS = 8192  # tokens of a batch from which a linear layer and GELU in one kernel are faster than two
+HOPPER = 9  # the generation of GPUs on which they are
 
 
 def in_inference(x: Tensor) -> bool:
@@ -27,6 +30,27 @@ def kernels_for(k: Tensor) -> bool:
     return in_inference(k) and fits
 
 
-def gelu_kernel_for(y: Tensor) -> bool:
-    """Whether a linear layer and GELU can be one kernel for tokens (B, n, d): its GELU is exact to half precision."""
-    return in_inference(y) and y.dtype in DTYPES[1:] and y.is_contiguous()
+def few_rows(y: Tensor) -> bool:
+    """Whether a GPU has little to do with tokens (B, n, d)."""
+    return y.is_cuda and y.shape[0] * y.shape[1] <= FEW_ROWS
+
+
+def small_kernel_for(k: Tensor) -> bool:
+    """Whether the kernel for attention is faster than the library's, keys as above: for few rows, and not where every
+    launch costs the time that Python takes for it."""
+    return k.shape[0] * k.shape[2] <= FEW_ROWS and torch.compiler.is_dynamo_compiling() and kernels_for(k)
+
+
+@torch.compiler.assume_constant_result  # or a compiler would put the question into its graph
+def _generation(device: torch.device) -> int:
+    """A GPU's compute capability, less what follows the point."""
+    return torch.cuda.get_device_capability(device)[0]
+
+
+def gelu_kernel_for(y: Tensor, weight: Tensor) -> bool:
+    """Whether a linear layer and GELU can be one kernel for tokens (B, n, d): its GELU is exact to half precision, and
+    it reads rows that begin at 16 bytes."""
+    if not in_inference(y) or _generation(y.device) != HOPPER:
+        return False
+    rows, aligned = y.shape[:-1].numel(), all(side % 8 == 0 for side in weight.shape)
+    return rows >= MANY_ROWS and y.dtype == weight.dtype in DTYPES[1:] and y.is_contiguous() and aligned

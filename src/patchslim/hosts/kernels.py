@@ -1,6 +1,7 @@
-"""Triton kernels for attention that knows sizes: on a GPU, libraries' fused kernels take no bias without a detour.
+"""Triton kernels for attention that knows sizes: on a GPU, libraries' fused kernels take no bias without a detour, and
+are slow for few tokens.
 
-Both have a plain counterpart (`attention.sized`, `BlockMath.class_attention`) that says what they compute and takes
+Both have a plain counterpart (in `attention`, and `BlockMath.class_attention`) that says what they compute and takes
 over elsewhere: on a CPU, in training, in an export.
 """
 
@@ -12,7 +13,10 @@ import triton.language as tl
 from torch import Tensor
 from torch.library import custom_op
 
+from patchslim.hosts.fast import FEW_ROWS
+
 LOG2E = tl.constexpr(1.4426950408889634)
+LINE = 256  # bytes of a key, a multiple of which a program keeps to itself: in fp32 the widest heads have more
 
 
 @triton.jit
@@ -21,6 +25,7 @@ def _attend(
     q_b, q_h, q_n, k_b, k_h, k_n, v_b, v_h, v_n, size_b, out_b, out_h, out_n,
     heads, n, n_in, scale,
     WIDTH: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr, CHANNELS: tl.constexpr, EXACT: tl.constexpr,
+    SIZED: tl.constexpr,
 ):  # fmt: skip
     """Some queries of one head of one image, over all its keys: softmax with running maximum."""
     image, head = (tl.program_id(0) // heads).to(tl.int64), tl.program_id(0) % heads
@@ -32,7 +37,6 @@ def _attend(
     own = tl.load(q + image * q_b + head * q_h + row[:, None] * q_n + channel[None, :], mask=inside, other=0.0)
     k += image * k_b + head * k_h
     v += image * v_b + head * v_h
-    size += image * size_b
     most = tl.full([ROWS], float("-inf"), tl.float32)
     total = tl.zeros([ROWS], tl.float32)
     mixed = tl.zeros([ROWS, CHANNELS], tl.float32)
@@ -42,8 +46,9 @@ def _attend(
         if WIDTH < CHANNELS:
             known = known & (channel < WIDTH)[None, :]
         keys = tl.load(k + at[:, None] * k_n + channel[None, :], mask=known, other=0.0)
-        count = tl.load(size + at, mask=at < n_in, other=1.0).to(tl.float32)
-        logits = tl.dot(own, tl.trans(keys), input_precision=EXACT) * (scale * LOG2E) + tl.log2(count)[None, :]
+        logits = tl.dot(own, tl.trans(keys), input_precision=EXACT) * (scale * LOG2E)
+        if SIZED:
+            logits += _log2(size + image * size_b + at, at < n_in)[None, :]
         logits = tl.where((at < n_in)[None, :], logits, float("-inf"))
         higher = tl.maximum(most, tl.max(logits, axis=1))
         weight = tl.exp2(logits - higher[:, None])
@@ -57,29 +62,43 @@ def _attend(
     tl.store(place, mixed.to(out.dtype.element_ty), mask=inside)
 
 
-@custom_op("patchslim::attend_sized", mutates_args=())
-def attend_sized(q: Tensor, k: Tensor, v: Tensor, size: Tensor, scale: float) -> Tensor:
+@triton.jit
+def _log2(count, known):
+    return tl.log2(tl.load(count, mask=known, other=1.0).to(tl.float32))
+
+
+@custom_op("patchslim::attend", mutates_args=())
+def attend(q: Tensor, k: Tensor, v: Tensor, size: Tensor | None, scale: float) -> Tensor:
     """softmax(scale · q kᵀ + log size) v: (B, H, n, d_h), twice (B, H, n_in, d_h), (B or 1, n_in) → (B, H, n, d_h).
 
     Any strides but the last; the result lies in memory as (B, n, H, d_h), which is what the projection reads.
     """
     batch, heads, n, width = q.shape
-    n_in, size = k.shape[2], dense(size)
-    q, k, v = dense(q), dense(k), dense(v)
+    n_in = k.shape[2]
+    q, k, v, every = dense(q), dense(k), dense(v), None if size is None else dense(size)
     out = _attended(q, k, v, size, scale)
-    rows, keys = 64, 32  # the fastest on an H200 of 64 and 128 by 32, 64 and 128, with 1 to 3 stages
+    channels = max(16, triton.next_power_of_2(width))
+    rows, keys, stages = _tile(batch * n_in, channels * k.element_size())
     with torch.cuda.device_of(q):  # a launch goes to the current device
         _attend[(batch * heads, triton.cdiv(n, rows))](
-            q, k, v, size, out,
-            *q.stride()[:3], *k.stride()[:3], *v.stride()[:3], size.stride(0) if size.shape[0] > 1 else 0,
-            *out.stride()[:3], heads, n, n_in, scale,
-            WIDTH=width, ROWS=rows, KEYS=keys, CHANNELS=max(16, triton.next_power_of_2(width)), EXACT=exact(q.dtype),
-            num_warps=4, num_stages=3,
+            q, k, v, every, out,
+            *q.stride()[:3], *k.stride()[:3], *v.stride()[:3],
+            0 if every is None or len(every) == 1 else every.stride(0), *out.stride()[:3], heads, n, n_in, scale,
+            WIDTH=width, ROWS=rows, KEYS=keys, CHANNELS=channels, EXACT=exact(q.dtype), SIZED=every is not None,
+            num_warps=4, num_stages=stages,
         )  # fmt: skip
     return out
 
 
-def _attended(q: Tensor, k: Tensor, v: Tensor, size: Tensor, scale: float) -> Tensor:
+def _tile(tokens: int, line: int) -> tuple[int, int, int]:
+    """Rows, keys and stages of a program, the fastest of a dozen on an H200: for few tokens of a batch many programs of
+    few rows, else larger ones; smaller where lines of so many bytes would not fit."""
+    if line > LINE:
+        return 64, 32, 2
+    return (16, 128, 2) if tokens <= FEW_ROWS else (64, 32, 3)
+
+
+def _attended(q: Tensor, k: Tensor, v: Tensor, size: Tensor | None, scale: float) -> Tensor:
     """Room for the result."""
     return q.new_empty(q.shape[0], q.shape[2], q.shape[1], q.shape[3]).transpose(1, 2)
 
@@ -135,5 +154,5 @@ def exact(dtype: torch.dtype) -> str:
     return "ieee" if dtype == torch.float32 else "tf32"
 
 
-attend_sized.register_fake(_attended)
+attend.register_fake(_attended)
 class_rows.register_fake(_rows)

@@ -11,6 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 from torch.library import custom_op
+from triton.tools.tensor_descriptor import TensorDescriptor
 
 GROUP = tl.constexpr(8)  # tiles of rows that share weights in the cache
 
@@ -27,42 +28,35 @@ def _gelu(x):
 
 @triton.jit
 def _linear_gelu(
-    x, weight, bias, out, rows, wide, deep, x_m, weight_n, out_m,
-    ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr,
+    x, weight, bias, out, rows, wide, deep, ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr
 ):  # fmt: skip
-    """One tile of the result."""
+    """One tile of the result; tensors come as descriptors, whose loads past an edge are zero and stores nothing."""
     down, across = tl.cdiv(rows, ROWS), tl.cdiv(wide, COLUMNS)
     group = tl.program_id(0) // (GROUP * across)
     height = tl.minimum(down - group * GROUP, GROUP)
     within = tl.program_id(0) % (GROUP * across)
-    row = ((group * GROUP + within % height) * ROWS + tl.arange(0, ROWS)).to(tl.int64)
-    column = (within // height) * COLUMNS + tl.arange(0, COLUMNS)
-    channel = tl.arange(0, DEPTH)
-    left = x + (row % rows)[:, None] * x_m + channel[None, :]  # rows past the end repeat others and are not kept
-    right = weight + (column % wide)[None, :] * weight_n + channel[:, None]
+    row, column = (group * GROUP + within % height) * ROWS, (within // height) * COLUMNS
     total = tl.zeros([ROWS, COLUMNS], tl.float32)
     for begin in range(0, deep, DEPTH):
-        known = begin + channel < deep
-        a = tl.load(left + begin, mask=known[None, :], other=0.0)
-        b = tl.load(right + begin, mask=known[:, None], other=0.0)
-        total = tl.dot(a, b, total)
-    total += tl.load(bias + column, mask=column < wide, other=0.0).to(tl.float32)[None, :]
-    place = out + row[:, None] * out_m + column[None, :]
-    tl.store(place, _gelu(total).to(out.dtype.element_ty), mask=(row < rows)[:, None] & (column < wide)[None, :])
+        total = tl.dot(x.load([row, begin]), weight.load([column, begin]).T, total)
+    at = column + tl.arange(0, COLUMNS)
+    total += tl.load(bias + at, mask=at < wide, other=0.0).to(tl.float32)[None, :]
+    out.store([row, column], _gelu(total).to(out.dtype))
 
 
 @custom_op("patchslim::linear_gelu", mutates_args=())
 def linear_gelu(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    """gelu(x Wᵀ + b): (…, d), (h, d), (h) → (…, h), in half precision."""
+    """gelu(x Wᵀ + b): (…, d), (h, d), (h) → (…, h), in half precision; rows of all of them begin at 16 bytes."""
     wide, deep = weight.shape
-    flat = x.reshape(-1, deep)
     out = _half(x, weight, bias)
-    rows = flat.shape[0]
-    tile = (128, 128, 64) if rows > 2048 else (64, 64, 64)
+    rows = out.numel() // wide
+    high, broad, depth = 128, 128, 64  # the fastest on an H200 of 8 shapes, at widths 192, 384 and 768
     with torch.cuda.device_of(x):  # a launch goes to the current device
-        _linear_gelu[(triton.cdiv(rows, tile[0]) * triton.cdiv(wide, tile[1]),)](
-            flat, weight, bias, out, rows, wide, deep, flat.stride(0), weight.stride(0), wide,
-            ROWS=tile[0], COLUMNS=tile[1], DEPTH=tile[2], num_warps=8 if rows > 2048 else 4, num_stages=3,
+        _linear_gelu[(triton.cdiv(rows, high) * triton.cdiv(wide, broad),)](
+            TensorDescriptor.from_tensor(x.reshape(rows, deep), [high, depth]),
+            TensorDescriptor.from_tensor(weight, [broad, depth]), bias,
+            TensorDescriptor.from_tensor(out.view(rows, wide), [high, broad]), rows, wide, deep,
+            ROWS=high, COLUMNS=broad, DEPTH=depth, num_warps=4, num_stages=3,
         )  # fmt: skip
     return out
 

@@ -12,14 +12,13 @@ from torch import Tensor, nn
 
 from patchslim.hosts.attention import Mix, plain
 from patchslim.hosts.base import Incoming
-from patchslim.hosts.fast import KERNELS, gelu_kernel_for, kernels_for
+from patchslim.hosts.fast import KERNELS, few_rows, gelu_kernel_for, kernels_for
 from patchslim.hosts.split_qkv import SplitQkv
 
 if KERNELS:
     from patchslim.hosts import kernels, mlp_kernel
 
 ONE_PRODUCT = 0.75  # share of queries from which one product gives them, keys and values, on a GPU; else two that fit
-FEW_ROWS = 512  # up to so many rows of a batch a product takes a GPU about as long whatever it computes: one is best
 
 
 def through(module: nn.Module, x: Tensor) -> Tensor:
@@ -45,13 +44,9 @@ def project(attn: Any, y: Tensor, n: int, axis: int = 1) -> tuple[Tensor, Tensor
 
 
 def one_product(y: Tensor, n: int, axis: int) -> bool:
-    """Whether queries nobody needs are cheaper than a second product, y as in `project`."""
+    """Whether queries nobody needs are cheaper than a second product, y as in `project`: for few rows it takes a GPU
+    about as long whatever it computes."""
     return few_rows(y) or (axis == 0 and n >= ONE_PRODUCT * y.shape[0])
-
-
-def few_rows(y: Tensor) -> bool:
-    """Whether a GPU has little to do with tokens (B, n, d)."""
-    return y.is_cuda and y.shape[0] * y.shape[1] <= FEW_ROWS
 
 
 def queries(attn: Any, y: Tensor, axis: int = 1) -> Tensor:
@@ -113,7 +108,7 @@ def feed(block: Any, x: Tensor) -> Tensor:
 
 def fed(mlp: Any, y: Tensor) -> Tensor:
     """The MLP: (B, n, d) → (B, n, d); on a GPU its first layer and GELU in one kernel where they are plain ones."""
-    if not (gelu_kernel_for(y) and plain_mlp(mlp)):
+    if not (plain_mlp(mlp) and gelu_kernel_for(y, mlp.fc1.weight)):
         return mlp(y)  # type: ignore[no-any-return]
     hidden = mlp_kernel.linear_gelu(y, mlp.fc1.weight, mlp.fc1.bias)
     return mlp.fc2(hidden)  # type: ignore[no-any-return]
