@@ -41,7 +41,7 @@ def small_kernel_for(k: Tensor) -> bool:
     return k.shape[0] * k.shape[2] <= FEW_ROWS and torch.compiler.is_dynamo_compiling() and kernels_for(k)
 
 
-@torch.compiler.assume_constant_result  # or a compiler would put the question into its graph
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]  # or a compiler would put the question in its graph
 def _generation(device: torch.device) -> int:
     """A GPU's compute capability, less what follows the point."""
     return torch.cuda.get_device_capability(device)[0]
