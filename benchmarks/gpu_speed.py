@@ -125,6 +125,15 @@ def _old_timm() -> dict[str, dict[str, Any]]:
     }
 
 
+def sort_by_library() -> None:
+    """Have compiled models sort by ATen's kernel, as they do eagerly: one made for every length of ToMe's and EViT's
+    sorts takes a compiler minutes, and with batches of 256 more than five."""
+    from torch._inductor.lowering import make_fallback
+
+    for sort in (torch.ops.aten.sort.default, torch.ops.aten.sort.stable):
+        make_fallback(sort, warn=False, override_decomp=True)
+
+
 def makers(host: nn.Module, info: HostInfo, args: argparse.Namespace) -> dict[str, Callable[[], nn.Module]]:
     """What makes the model of each row."""
     found: dict[str, Callable[[], nn.Module]] = {
@@ -207,6 +216,7 @@ def main() -> None:
     """Measure all models, writing after each."""
     args = parse()
     device = open_device(args.device)
+    sort_by_library()
     table: dict[str, Any] = {"device": device_name(device), "torch": torch.__version__, "dtype": args.dtype, "rows": []}
     for name in args.models:
         for row in measured(name, args, device):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -88,8 +89,19 @@ def replayed(call: Callable[[], Any], device: torch.device) -> Callable[[], Any]
         with torch.cuda.graph(graph):
             result = call()
 
-    def replay() -> Any:
-        graph.replay()
-        return result
+    return Replay(graph, result, call)
 
-    return replay
+
+@dataclass(frozen=True)
+class Replay:
+    """A recording. It works on the tensors of the call, weights and inputs, which have to live as long as it does: the
+    memory of those let go may be another's by then, or nobody's."""
+
+    graph: Any
+    result: Any
+    call: Callable[[], Any]
+
+    def __call__(self) -> Any:
+        """What the call gave when it was recorded, computed anew."""
+        self.graph.replay()
+        return self.result
