@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 import export_tables
+import gpu_tables
 from harness import RESULTS, rows
 from patchslim.measure import paired
 
@@ -273,4 +274,5 @@ if __name__ == "__main__":
     tolerance_table()
     stale_table()
     speed_table()
+    gpu_tables.main()
     export_tables.main()

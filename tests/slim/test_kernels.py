@@ -11,6 +11,7 @@ from importlib import import_module
 from pathlib import Path
 from types import ModuleType
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import timm
@@ -61,8 +62,12 @@ def test_attention_with_sizes(shape: Any, n: int, alike: bool, seed: int) -> Non
     wanted = sized(size)(q, k, v, scale=0.4, dropout=0.0, fused=False)
     torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-5)
     assert found.transpose(1, 2).is_contiguous()  # what the projection reads without a copy
-    once = attention_kernels.attend(q, k, v, None, 0.4)
-    torch.testing.assert_close(once, plain(q, k, v, scale=0.4, dropout=0.0, fused=False), rtol=1e-5, atol=1e-5)
+    wanted = plain(q, k, v, scale=0.4, dropout=0.0, fused=False)
+    for launches in (True, False):
+        with patch.object(attention_kernels, "worth_launching", lambda kernel, answer=launches: answer):
+            once = attention_kernels.attend(q, k, v, None, 0.4)
+        torch.testing.assert_close(once, wanted, rtol=1e-5, atol=1e-5)
+        assert once.transpose(1, 2).is_contiguous()
 
 
 @given(SHAPES, st.booleans(), st.integers(0, 99))
@@ -106,6 +111,14 @@ def test_pairs_and_merges(shape: Any, prefix: int, share: float, way: str, seed:
     assert torch.equal(tokens[:, prefix:][alone], x[rows, prefix + own][alone])
 
 
+@pytest.fixture
+def launching(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Kernels that compete with a library's run as if a CUDA graph were recorded."""
+    for room in (attention_kernels, mlp_kernel):
+        monkeypatch.setattr(room, "worth_launching", lambda kernel: True)
+
+
+@pytest.mark.usefixtures("launching")
 @pytest.mark.parametrize(("rows", "deep", "wide"), [(3, 24, 40), (130, 96, 200), (70, 64, 64)])
 def test_a_linear_layer_and_gelu(rows: int, deep: int, wide: int) -> None:
     normal = drawn(rows)
@@ -116,6 +129,7 @@ def test_a_linear_layer_and_gelu(rows: int, deep: int, wide: int) -> None:
     torch.testing.assert_close(found.double(), wanted, rtol=1e-3, atol=1e-6)  # half precision has 11 bits
 
 
+@pytest.mark.usefixtures("launching")
 def test_an_mlp_with_that_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(0)
     mlp, tokens = Mlp(32, 64).to(DEVICE), 2 * drawn(1)(3, 5, 32)
@@ -143,6 +157,7 @@ def test_only_plain_mlps_have_it(mlp: nn.Module) -> None:
     assert timm_block.plain_mlp(Mlp(8, 16, drop=0.1).eval())
 
 
+@pytest.mark.usefixtures("launching")
 def test_attention_of_few_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
     normal = drawn(0)
     q, k, v = normal(1, 2, 5, 8), keys_of(normal, 1, 2, 9, 8), keys_of(normal, 1, 2, 9, 8)
@@ -159,8 +174,6 @@ def test_a_compiler_can_rely_on_their_shapes() -> None:
     place = merge_kernels.pair(k, normal(2, 8), 1, 6, False)
     for op, args in (
         (attention_kernels.attend, (q, k, k, size, 0.4)),
-        (attention_kernels.attend, (q, k, k, None, 0.4)),
-        (mlp_kernel.linear_gelu, (q.half(), normal(16, 8).half(), normal(16).half())),
         (attention_kernels.class_rows, (q[:, :, :1], k, size, 0.4)),
         (merge_kernels.pair, (k, normal(2, 8), 1, 6, True)),
         (merge_kernels.merge_rows, (normal(2, 9, 20), size, size[:, 1:], place, 6)),
@@ -200,6 +213,28 @@ def test_a_model_says_the_same_with_them(
             monkeypatch.setattr(room, "kernels", own, raising=False)
         torch.testing.assert_close(answer_of(slim(images)), wanted, rtol=1e-4, atol=1e-4)
     assert calls
+
+
+@pytest.mark.usefixtures("launching")
+def test_a_compiler_can_rely_on_the_shapes_of_those_that_compete() -> None:
+    normal = drawn(0)
+    k, q = keys_of(normal, 2, 3, 9, 8), normal(2, 3, 4, 8)
+    for op, args in (
+        (attention_kernels.attend, (q, k, k, None, 0.4)),
+        (mlp_kernel.linear_gelu, (q.half(), normal(16, 8).half(), normal(16).half())),
+    ):
+        torch.library.opcheck(op, args, test_utils=("test_schema", "test_faketensor"))
+
+
+def test_a_kernel_that_competes_is_launched_once_and_then_in_recordings(monkeypatch: pytest.MonkeyPatch) -> None:
+    recording = False
+    monkeypatch.setattr(fast, "KERNELS", True)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: recording)
+    monkeypatch.setattr(fast, "_launched", set())
+    assert [fast.worth_launching("a") for _ in range(3)] == [True, False, False]
+    recording = True
+    assert [fast.worth_launching("a") for _ in range(2)] == [True, True]
+    assert not fast.worth_launching("b")  # it can't be compiled now
 
 
 def test_training_and_the_cpu_do_without() -> None:

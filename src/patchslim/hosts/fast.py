@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from importlib.util import find_spec
 
 import torch
@@ -36,8 +37,7 @@ def few_rows(y: Tensor) -> bool:
 
 
 def small_kernel_for(k: Tensor) -> bool:
-    """Whether the kernel for attention is faster than the library's, keys as above: for few rows, and not where every
-    launch costs the time that Python takes for it."""
+    """Whether the kernel for attention is faster than the library's, keys as above: for few rows, once compiled."""
     return k.shape[0] * k.shape[2] <= FEW_ROWS and torch.compiler.is_dynamo_compiling() and kernels_for(k)
 
 
@@ -48,9 +48,23 @@ def _generation(device: torch.device) -> int:
 
 
 def gelu_kernel_for(y: Tensor, weight: Tensor) -> bool:
-    """Whether a linear layer and GELU can be one kernel for tokens (B, n, d): its GELU is exact to half precision, and
-    it reads rows that begin at 16 bytes."""
-    if not in_inference(y) or _generation(y.device) != HOPPER:
+    """Whether a linear layer and GELU can be one kernel for tokens (B, n, d), in a compiled model: its GELU is exact to
+    half precision, and it reads rows that begin at 16 bytes."""
+    if not torch.compiler.is_dynamo_compiling() or not in_inference(y) or _generation(y.device) != HOPPER:
         return False
     rows, aligned = y.shape[:-1].numel(), all(side % 8 == 0 for side in weight.shape)
     return rows >= MANY_ROWS and y.dtype == weight.dtype in DTYPES[1:] and y.is_contiguous() and aligned
+
+
+_launched: set[Hashable] = set()
+
+
+def worth_launching(kernel: Hashable) -> bool:
+    """Whether to launch a kernel for what a library computes too: while a CUDA graph is recorded, whose replays launch
+    it by themselves. Python takes longer for a launch than these kernels save. The very first one, which compiles it,
+    can't be part of a recording."""
+    first = kernel not in _launched
+    if (KERNELS and torch.cuda.is_current_stream_capturing()) == first:
+        return False
+    _launched.add(kernel)
+    return True

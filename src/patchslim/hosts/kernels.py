@@ -8,12 +8,13 @@ over elsewhere: on a CPU, in training, in an export.
 from __future__ import annotations
 
 import torch
+import torch.nn.functional as F
 import triton
 import triton.language as tl
 from torch import Tensor
 from torch.library import custom_op
 
-from patchslim.hosts.fast import FEW_ROWS
+from patchslim.hosts.fast import FEW_ROWS, worth_launching
 
 LOG2E = tl.constexpr(1.4426950408889634)
 LINE = 256  # bytes of a key, a multiple of which a program keeps to itself: in fp32 the widest heads have more
@@ -75,6 +76,9 @@ def attend(q: Tensor, k: Tensor, v: Tensor, size: Tensor | None, scale: float) -
     """
     batch, heads, n, width = q.shape
     n_in = k.shape[2]
+    if size is None and not worth_launching(("attend", q.device, q.dtype, *q.shape, n_in)):
+        mixed = F.scaled_dot_product_attention(q, k, v, scale=scale)
+        return mixed.transpose(1, 2).contiguous().transpose(1, 2)
     q, k, v, every = dense(q), dense(k), dense(v), None if size is None else dense(size)
     out = _attended(q, k, v, size, scale)
     channels = max(16, triton.next_power_of_2(width))

@@ -1,17 +1,21 @@
 """A Triton kernel for the first half of an MLP, a linear layer and GELU in one: what lies between them is the largest
 tensor of a block, and on a GPU taking it through memory twice costs as much as the layer itself.
 
-`F.gelu(F.linear(…))` says what it computes and takes over elsewhere: on a CPU, in training, in an export.
+`F.gelu(F.linear(…))` says what it computes and takes over elsewhere: on a CPU, in training, in an export, and outside
+CUDA graphs.
 """
 
 from __future__ import annotations
 
 import torch
+import torch.nn.functional as F
 import triton
 import triton.language as tl
 from torch import Tensor
 from torch.library import custom_op
 from triton.tools.tensor_descriptor import TensorDescriptor
+
+from patchslim.hosts.fast import worth_launching
 
 GROUP = tl.constexpr(8)  # tiles of rows that share weights in the cache
 
@@ -48,8 +52,10 @@ def _linear_gelu(
 def linear_gelu(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     """gelu(x Wᵀ + b): (…, d), (h, d), (h) → (…, h), in half precision; rows of all of them begin at 16 bytes."""
     wide, deep = weight.shape
+    rows = x.shape[:-1].numel()
+    if not worth_launching(("linear_gelu", x.device, x.dtype, rows, wide, deep)):
+        return F.gelu(F.linear(x, weight, bias))
     out = _half(x, weight, bias)
-    rows = out.numel() // wide
     high, broad, depth = 128, 128, 64  # the fastest on an H200 of 8 shapes, at widths 192, 384 and 768
     with torch.cuda.device_of(x):  # a launch goes to the current device
         _linear_gelu[(triton.cdiv(rows, high) * triton.cdiv(wide, broad),)](
