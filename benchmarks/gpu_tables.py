@@ -28,7 +28,9 @@ def by_model(pattern: str) -> dict[str, dict[str, dict[str, Any]]]:
 
 def speed_table(pattern: str) -> None:
     """Slim models against both hosts."""
-    print("| | images/s: host | host, same embedding | slim | over the host | over the same embedding | share of ideal |")
+    print(
+        "| | images/s: host | host, same embedding | slim | over the host | over the same embedding | share of ideal |"
+    )
     print("| --- | --- | --- | --- | --- | --- | --- |")
     for model, own in by_model(pattern).items():
         host, same = own["host"], own["host, same embedding"]

@@ -38,7 +38,8 @@ def few_rows(y: Tensor) -> bool:
 
 def small_kernel_for(k: Tensor) -> bool:
     """Whether the kernel for attention is faster than the library's, keys as above: for few rows, once compiled."""
-    return k.shape[0] * k.shape[2] <= FEW_ROWS and torch.compiler.is_dynamo_compiling() and kernels_for(k)
+    # The batch comes last: an exporter that leaves it free must not be asked how large it is.
+    return torch.compiler.is_dynamo_compiling() and kernels_for(k) and k.shape[0] * k.shape[2] <= FEW_ROWS
 
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]  # or a compiler would put the question in its graph
