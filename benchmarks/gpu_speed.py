@@ -126,8 +126,8 @@ def _old_timm() -> dict[str, dict[str, Any]]:
 
 
 def sort_by_library() -> None:
-    """Have compiled models sort by ATen's kernel, as they do eagerly: one made for every length of ToMe's and EViT's
-    sorts takes a compiler minutes, and with batches of 256 more than five."""
+    """Have compiled models sort by ATen's kernel, as they do eagerly: with one made for every length, ToMe was not
+    compiled after five minutes for batches of 256. It may cost peers speed (docs/results.md)."""
     from torch._inductor.lowering import make_fallback
 
     for sort in (torch.ops.aten.sort.default, torch.ops.aten.sort.stable):
