@@ -30,6 +30,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import patchslim as ps
 from drawn import matched_plan, static_plan
+from paper_harness import command
 from patchslim.cli.common import open_device
 from patchslim.files import write_json
 from patchslim.hosts import HostInfo, with_matmul_embed
@@ -228,4 +229,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    command(main)

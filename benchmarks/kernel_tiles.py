@@ -22,6 +22,8 @@ import triton
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
+from paper_harness import command
+from patchslim.cli.common import open_device
 from patchslim.files import write_json
 from patchslim.hosts import kernels, mlp_kernel
 from patchslim.measure import device_name
@@ -147,13 +149,13 @@ def main() -> None:
     parser.add_argument("--gelu", action="store_true", help="only the linear layer and GELU, by the number of rows")
     parser.add_argument("--out", type=Path, required=True)
     args = parser.parse_args()
+    device = open_device("cuda")
     found: dict[str, dict[str, float]] = {}
     with torch.inference_mode():
         for what, how, call in gelus() if args.gelu else tiles():
             found.setdefault(what, {})[how] = microseconds(call)
-    device = torch.device("cuda")
     write_json(args.out, {"device": device_name(device), "torch": torch.__version__, "microseconds": found})
 
 
 if __name__ == "__main__":
-    main()
+    command(main)
