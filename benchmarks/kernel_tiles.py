@@ -1,5 +1,5 @@
 """Kernels by the size of their tiles, in microseconds: how the sizes in `hosts/kernels.py`, `hosts/mlp_kernel.py` and
-`slim/kernels.py` were found.
+`slim/pair_kernels.py` were found.
 
     python benchmarks/kernel_tiles.py --out results/kernel_tiles_h200_torch2.11_bf16.json
     python benchmarks/kernel_tiles.py --gelu --out results/kernel_gelu_h200_torch2.11_bf16.json
@@ -27,7 +27,7 @@ from patchslim.cli.common import open_device
 from patchslim.files import write_json
 from patchslim.hosts import kernels, mlp_kernel
 from patchslim.measure import device_name
-from patchslim.slim import kernels as merging
+from patchslim.slim import pair_kernels
 from patchslim.timing.running import replayed
 
 HEADS, WIDTH = (12, 6, 3), 64
@@ -37,7 +37,7 @@ TOKENS = ((1, 111, 111), (1, 142, 197), (256, 111, 111), (256, 120, 160))  # ima
 GELU = ((128, 128, 64, 4, 3), (128, 128, 64, 4, 4), (128, 64, 64, 4, 4), (64, 128, 64, 4, 4), (128, 128, 128, 4, 2))
 ATTEND_FEW = ((16, 32, 2, 3), (16, 64, 2, 3), (16, 64, 4, 3), (16, 128, 4, 2), (32, 64, 4, 3), (64, 32, 4, 3))
 ATTEND = ((64, 32, 4, 3), (64, 64, 4, 2), (64, 64, 4, 3), (128, 32, 8, 3), (128, 64, 4, 2), (128, 64, 8, 2))
-NEAREST = ((16, 16, 2), (16, 32, 2), (32, 32, 4), (32, 64, 4), (32, 128, 4), (64, 64, 4), (64, 128, 8), (128, 128, 8))
+NEAREST = ((16, 16, 2), (32, 32, 2), (32, 32, 4), (64, 64, 4), (64, 64, 8), (128, 128, 8))
 Row = tuple[str, str, Callable[[], Any]]  # what, how, a call
 
 
@@ -76,15 +76,15 @@ def attend(tile: tuple[int, ...], q: Tensor, k: Tensor, v: Tensor, size: Tensor,
 def nearest(tile: tuple[int, ...], k: Tensor) -> tuple[Tensor, Tensor]:
     """Of every even patch and every part of the odd ones, how alike the nearest is and which: keys (B, H, 1 + t, d_h) →
     twice (B, parts, ⌈t/2⌉)."""
-    own, near, warps = tile
+    side, _, warps = tile
     batch, heads, tokens, _ = k.shape
     movers, hosts = tokens // 2, (tokens - 1) // 2
-    parts = triton.cdiv(hosts, near)
+    parts = triton.cdiv(hosts, side)
     alike = k.new_empty(batch, parts, movers, dtype=torch.float32)
     which = torch.empty_like(alike, dtype=torch.int32)
-    merging._nearest[(batch, triton.cdiv(movers, own), parts)](
-        k, alike, which, *k.stride()[:3], parts * movers, heads, movers, hosts, 1,
-        WIDTH=WIDTH, MOVERS=own, HOSTS=near, CHANNELS=WIDTH, EXACT="tf32", num_warps=warps,
+    pair_kernels._nearest[(batch, triton.cdiv(movers, side) * parts)](
+        k, alike, which, *k.stride()[:3], parts * movers, heads, movers, hosts, parts, 1,
+        WIDTH=WIDTH, SIDE=side, CHANNELS=WIDTH, EXACT="tf32", num_warps=warps,
     )  # fmt: skip
     return alike, which
 

@@ -11,13 +11,16 @@ from triton.compiler import ASTSource
 
 from patchslim.hosts import kernels as attention
 from patchslim.hosts import mlp_kernel
-from patchslim.slim import kernels as merging
+from patchslim.slim import merge_kernels as merging
+from patchslim.slim import pair_kernels as pairing
 
-FLOATS = {"scale": "fp32"}
+FLOATS = {"scale": "fp32", "eps": "fp32", "resistance": "fp32"}
 MOST_SHARED = 99 * 1024  # bytes that a program may keep to itself on the least of GPUs since 2020
 BF16 = dict.fromkeys("qkvx", "*bf16") | {"weight": "*fp32", "size": "*fp32", "place": "*i32"}
 FP32 = dict.fromkeys("qkvx", "*fp32") | {"weight": "*fp32", "size": "*fp32", "place": "*i32"}
 FOUND = {"alike": "*fp32", "nearest": "*i32", "offset": "*fp32", "grown": "*fp32"}
+FOUND |= {"heed": "*fp32", "importance": "*fp32"}
+NORM = {"out": "*bf16", "gain": "*bf16", "bias": "*bf16", "normed": "*bf16"}
 HEAD = {"WIDTH": 64, "CHANNELS": 64, "EXACT": "tf32"}
 WIDE = {"WIDTH": 128, "CHANNELS": 128, "EXACT": "ieee"}  # the widest head, in fp32
 Case = tuple[Any, dict[str, str], dict[str, Any], dict[str, int]]
@@ -34,8 +37,14 @@ def attend(kinds: dict[str, str], head: dict[str, Any], tokens: int, sized: bool
 
 def nearest(kinds: dict[str, str], head: dict[str, Any], tokens: int, movers: int) -> Case:
     """Likewise the kernel that looks for pairs."""
-    side = merging._side(tokens, movers, head["CHANNELS"] * (2 if kinds is BF16 else 4))
-    return merging._nearest, kinds, head | {"MOVERS": side, "HOSTS": side}, {"num_warps": merging._warps(side)}
+    side = pairing._side(tokens, movers, head["CHANNELS"] * (2 if kinds is BF16 else 4))
+    return pairing._nearest, kinds, head | {"SIDE": side}, {"num_warps": pairing._warps(side)}
+
+
+def look(kinds: dict[str, str], head: dict[str, Any], tokens: int, movers: int) -> Case:
+    """That kernel with the class token's attention."""
+    _, _, constants, launch = nearest(kinds, head, tokens, movers)
+    return pairing._look, kinds, constants | {"KEYS": 256}, {"num_warps": max(4, launch["num_warps"])}
 
 
 # Of every kernel: types of its pointers, constants as ViTs of 196 patches give them, and how it is launched.
@@ -50,8 +59,12 @@ CASES: list[Case] = [
     nearest(BF16, HEAD, 50000, 98),
     nearest(BF16, HEAD, 50000, 50),
     nearest(FP32, WIDE, 50000, 98),
-    *((merging._rank, BF16, {"OWN": merging.OWN, "MOVERS": 128, "BY_COST": by_cost}, {}) for by_cost in (False, True)),
-    (merging._merge, BF16 | {"out": "*bf16"}, {"WIDTH": 512, "PATCHES": 256}, {"num_warps": 1}),
+    look(BF16, HEAD, 197, 98),
+    look(BF16, HEAD, 50000, 98),
+    look(FP32, WIDE, 50000, 98),
+    (pairing._rank_by_class, BF16, {"OWN": pairing.OWN, "MOVERS": 128}, {}),
+    *((pairing._rank, BF16, {"OWN": pairing.OWN, "MOVERS": 128, "BY_COST": by_cost}, {}) for by_cost in (False, True)),
+    (merging._merge, BF16 | NORM, {"WIDTH": 512, "PATCHES": 256, "NORM": True}, {"num_warps": 1}),
 ]
 # On Hopper only, where more can be kept.
 DESCRIBED = {"x": "tensordesc<bf16[128,64]>", "weight": "tensordesc<bf16[128,64]>", "bias": "*bf16"}

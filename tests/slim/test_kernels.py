@@ -33,10 +33,12 @@ from patchslim.slim.tokens import Tokens
 pytest.importorskip("triton")
 from patchslim.hosts import kernels as attention_kernels
 from patchslim.hosts import mlp_kernel
-from patchslim.slim import kernels as merge_kernels
+from patchslim.slim import merge_kernels, pair_kernels
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 ROOMS = ("patchslim.hosts.attention", "patchslim.hosts.timm_block", "patchslim.hosts.hf_block", "patchslim.slim.merge")
+
+KERNELS = {"kernels": attention_kernels, "merge_kernels": merge_kernels, "pair_kernels": pair_kernels}
 
 SHAPES = st.tuples(st.integers(1, 2), st.integers(1, 2), st.integers(3, 9), st.sampled_from([4, 12]))
 
@@ -98,7 +100,7 @@ def test_pairs_and_merges(shape: Any, prefix: int, share: float, way: str, seed:
         offset = normal(batch, t) if way == "cost" else IMPORTANCE * importance
     keys = unit_keys(k, prefix)
     found = match_by_cost(keys, n, offset) if way == "cost" else match(keys, n, importance)
-    place = merge_kernels.pair(k, offset, prefix, n, way == "cost")
+    place = pair_kernels.pair(k, offset, prefix, n, way == "cost")
     rows = torch.arange(batch, device=DEVICE)[:, None]
     assert (place[rows, found.keep] == torch.arange(n, device=DEVICE)).all()
     assert (place[rows, found.gone] == found.into).all()
@@ -106,9 +108,38 @@ def test_pairs_and_merges(shape: Any, prefix: int, share: float, way: str, seed:
     tokens, grown = merge_kernels.merge_rows(x, size, size[:, prefix:] if importance is None else importance, place, n)
     torch.testing.assert_close(tokens, wanted.x, rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(grown, wanted.size, rtol=1e-6, atol=1e-6)
+    _check_norm(x, size, size[:, prefix:] if importance is None else importance, place, n, wanted)
     goes = place[:, :, None] == torch.arange(n, device=DEVICE)
     alone, own = goes.sum(dim=1) == 1, goes.int().argmax(dim=1)  # places that one patch goes to, and which
     assert torch.equal(tokens[:, prefix:][alone], x[rows, prefix + own][alone])
+
+
+def _check_norm(x: Tensor, size: Tensor, weight: Tensor, place: Tensor, n: int, wanted: Tokens) -> None:
+    """Merging with a LayerNorm at its end."""
+    gain, bias = drawn(1)(20), drawn(2)(20)
+    tokens, grown, normed = merge_kernels.merge_normed(x, size, weight, place, n, gain, bias, 1e-5)
+    torch.testing.assert_close(tokens, wanted.x, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(grown, wanted.size, rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(normed, F.layer_norm(tokens, (20,), gain, bias, 1e-5), rtol=1e-5, atol=1e-5)
+
+
+@given(SHAPES, st.integers(1, 2), st.floats(0, 1), st.booleans(), st.integers(0, 99))
+@example((2, 2, 75, 4), 1, 0.8, False, 0)  # several tiles and programs
+@settings(max_examples=8, deadline=None)
+def test_pairs_by_the_class_tokens_attention(shape: Any, prefix: int, share: float, alike: bool, seed: int) -> None:
+    batch, heads, t, width = shape
+    normal = drawn(seed)
+    k, q = keys_of(normal, batch, heads, prefix + t, width), normal(batch, heads, 1, width)
+    size = normal(1 if alike else batch, prefix + t).abs() + 1
+    n = t - round(share * (t - t // 2))
+    rows = (0.4 * q @ k.transpose(2, 3) + size.log()[:, None, None]).softmax(dim=-1).mean(dim=1)[:, 0]
+    importance = rows[:, prefix:] * t
+    place, found = pair_kernels.pair_by_class(q, k, size, 0.4, prefix, n, IMPORTANCE)
+    torch.testing.assert_close(found, importance, rtol=1e-5, atol=1e-6)
+    wanted = match(unit_keys(k, prefix), n, importance)
+    each = torch.arange(batch, device=DEVICE)[:, None]
+    assert (place[each, wanted.keep] == torch.arange(n, device=DEVICE)).all()
+    assert (place[each, wanted.gone] == wanted.into).all()
 
 
 @pytest.fixture
@@ -171,14 +202,18 @@ def test_attention_of_few_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_compiler_can_rely_on_their_shapes() -> None:
     normal = drawn(0)
     k, q, size = keys_of(normal, 2, 3, 9, 8), normal(2, 3, 4, 8), normal(2, 9).abs() + 1
-    place = merge_kernels.pair(k, normal(2, 8), 1, 6, False)
-    for op, args in (
-        (attention_kernels.attend, (q, k, k, size, 0.4)),
-        (attention_kernels.class_rows, (q[:, :, :1], k, size, 0.4)),
-        (merge_kernels.pair, (k, normal(2, 8), 1, 6, True)),
-        (merge_kernels.merge_rows, (normal(2, 9, 20), size, size[:, 1:], place, 6)),
+    place = pair_kernels.pair(k, normal(2, 8), 1, 6, False)
+    for name, args in (
+        ("attend", (q, k, k, size, 0.4)),
+        ("class_rows", (q[:, :, :1], k, size, 0.4)),
+        ("pair", (k, normal(2, 8), 1, 6, True)),
+        ("pair_by_class", (q[:, :, :1], k, size, 0.4, 1, 6, 0.2)),
+        ("merge_rows", (normal(2, 9, 20), size, size[:, 1:], place, 6)),
+        ("merge_normed", (normal(2, 9, 20), size, size[:, 1:], place, 6, normal(20), normal(20), 1e-5)),
     ):
-        torch.library.opcheck(op, args, test_utils=("test_schema", "test_faketensor"))
+        torch.library.opcheck(
+            getattr(torch.ops.patchslim, name).default, args, test_utils=("test_schema", "test_faketensor")
+        )
 
 
 def timm_model() -> nn.Module:
@@ -209,8 +244,8 @@ def test_a_model_says_the_same_with_them(
         wanted = answer_of(slim(images))
         for room in map(import_module, ROOMS):
             monkeypatch.setattr(room, "kernels_for", note)
-            own = merge_kernels if room.__name__ == ROOMS[-1] else attention_kernels
-            monkeypatch.setattr(room, "kernels", own, raising=False)
+            for name, own in KERNELS.items():
+                monkeypatch.setattr(room, name, own, raising=False)
         torch.testing.assert_close(answer_of(slim(images)), wanted, rtol=1e-4, atol=1e-4)
     assert calls
 
@@ -219,11 +254,13 @@ def test_a_model_says_the_same_with_them(
 def test_a_compiler_can_rely_on_the_shapes_of_those_that_compete() -> None:
     normal = drawn(0)
     k, q = keys_of(normal, 2, 3, 9, 8), normal(2, 3, 4, 8)
-    for op, args in (
-        (attention_kernels.attend, (q, k, k, None, 0.4)),
-        (mlp_kernel.linear_gelu, (q.half(), normal(16, 8).half(), normal(16).half())),
+    for name, args in (
+        ("attend", (q, k, k, None, 0.4)),
+        ("linear_gelu", (q.half(), normal(16, 8).half(), normal(16).half())),
     ):
-        torch.library.opcheck(op, args, test_utils=("test_schema", "test_faketensor"))
+        torch.library.opcheck(
+            getattr(torch.ops.patchslim, name).default, args, test_utils=("test_schema", "test_faketensor")
+        )
 
 
 def test_a_kernel_that_competes_is_launched_once_and_then_in_recordings(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -235,6 +272,32 @@ def test_a_kernel_that_competes_is_launched_once_and_then_in_recordings(monkeypa
     recording = True
     assert [fast.worth_launching("a") for _ in range(2)] == [True, True]
     assert not fast.worth_launching("b")  # it can't be compiled now
+
+
+def test_a_compiler_takes_them_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    model = timm_model().to(DEVICE)
+    info = ps.inspect(model)
+    plan = build_plan(info, select="matched", removed="merge", patches_per_block=[12, 8, 0])
+    slim, images = ps.apply(model, plan), drawn(1)(2, info.channels, *info.image_size)
+    with torch.no_grad():
+        wanted = slim(images)
+        for room in map(import_module, ROOMS):
+            monkeypatch.setattr(room, "kernels_for", lambda k: True)
+            for name, own in KERNELS.items():
+                monkeypatch.setattr(room, name, own, raising=False)
+        graphs: list[Any] = []
+
+        def keep(graph: Any, _: Any) -> Any:
+            graphs.append(graph)
+            return graph
+
+        found = torch.compile(slim, backend=keep, fullgraph=True)(images)
+    torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-4)
+    called = {str(node.target) for node in graphs[0].graph.nodes if "patchslim" in str(node.target)}
+    assert {"patchslim.pair_by_class", "patchslim.merge_normed", "patchslim.attend"} <= {
+        name.removesuffix(".default") for name in called
+    }
 
 
 def test_training_and_the_cpu_do_without() -> None:
@@ -250,7 +313,7 @@ def test_they_compile_for_gpus_that_need_not_be_here() -> None:
     done = subprocess.run([sys.executable, str(script)], env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-2000:]
     compiled = {line.split()[0] for line in done.stdout.splitlines()}
-    rooms = (attention_kernels, merge_kernels, mlp_kernel)
+    rooms = (attention_kernels, merge_kernels, mlp_kernel, pair_kernels)
     assert compiled == set.union(*map(launched, rooms))
 
 

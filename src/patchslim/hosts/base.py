@@ -82,6 +82,13 @@ class Incoming(NamedTuple):
     q: Tensor | None = None
 
 
+class ClassQuery(NamedTuple):
+    """The first token's question to all: q (B, H, 1, d_h), and what products with keys are scaled by."""
+
+    q: Tensor
+    scale: float
+
+
 class BlockMath(Protocol):
     """How to compute with the parts of a family's blocks, for some of the tokens. Stateless."""
 
@@ -94,8 +101,16 @@ class BlockMath(Protocol):
     def read(self, block: nn.Module, x: Tensor) -> Incoming:
         """What a block knows of its input before it computes anything: x (B, n_in, d)."""
 
-    def compute(self, block: nn.Module, kept: Tensor, incoming: Incoming, mix: Mix) -> Tensor:
-        """Queries from `kept` (B, n, d), keys and values from `incoming` → (B, n, d)."""
+    def compute(
+        self, block: nn.Module, kept: Tensor, incoming: Incoming, mix: Mix, normed: Tensor | None = None
+    ) -> Tensor:
+        """Queries from `kept` (B, n, d), keys and values from `incoming` → (B, n, d). LN1(kept) may be known."""
+
+    def first_norm(self, block: nn.Module) -> nn.Module:
+        """LN1."""
+
+    def class_query(self, block: nn.Module, incoming: Incoming) -> ClassQuery:
+        """What the first token looks for."""
 
     def attend(self, block: nn.Module, x: Tensor, mix: Mix) -> Tensor:
         """The first half of a block, attention and its shortcut, for every token: (B, n, d) → (B, n, d)."""

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
+from functools import wraps
 from importlib.util import find_spec
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor
+from torch.library import custom_op
 
+Launch = TypeVar("Launch", bound=Callable[..., Any])
 KERNELS = torch.cuda.is_available() and find_spec("triton") is not None
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)  # kernels add up in float32, so doubles are not for them
@@ -55,6 +59,23 @@ def gelu_kernel_for(y: Tensor, weight: Tensor) -> bool:
         return False
     rows, aligned = y.shape[:-1].numel(), all(side % 8 == 0 for side in weight.shape)
     return rows >= MANY_ROWS and y.dtype == weight.dtype in DTYPES[1:] and y.is_contiguous() and aligned
+
+
+def operator(name: str, room: Callable[..., Any]) -> Callable[[Launch], Launch]:
+    """Makes a function that launches kernels an operator of torch's, which compilers take as it is. Otherwise it is
+    just called: finding an operator takes as long as launching a kernel. `room` makes room for its results."""
+
+    def made(launch: Launch) -> Launch:
+        traced = custom_op(name, mutates_args=())(launch)
+        traced.register_fake(room)
+
+        @wraps(launch)
+        def call(*args: Any) -> Any:
+            return traced(*args) if torch.compiler.is_compiling() else launch(*args)
+
+        return cast(Launch, call)
+
+    return made
 
 
 _launched: set[Hashable] = set()

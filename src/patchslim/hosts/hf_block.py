@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from patchslim.hosts.attention import Mix, plain
-from patchslim.hosts.base import Incoming
+from patchslim.hosts.base import ClassQuery, Incoming
 from patchslim.hosts.fast import KERNELS, kernels_for
 from patchslim.hosts.hf_parts import BlockNames
 from patchslim.hosts.timm_block import through, token_major
@@ -41,9 +41,9 @@ class HFBlockMath:
         y = self.normed(block, x)
         return Incoming(x, y, *self._keys_values(block, y))
 
-    def compute(self, block: Any, kept: Tensor, incoming: Incoming, mix: Mix) -> Tensor:
+    def compute(self, block: Any, kept: Tensor, incoming: Incoming, mix: Mix, normed: Tensor | None = None) -> Tensor:
         """Any tokens for queries: kept (B, n, d) → (B, n, d)."""
-        y = incoming.y if kept is incoming.x else self.normed(block, kept)
+        y = incoming.y if kept is incoming.x else self.normed(block, kept) if normed is None else normed
         attended = self._attended(block, y, incoming.k, incoming.v, mix)
         return self.feed(block, self._shortcut(block, kept, attended, 0))
 
@@ -56,9 +56,17 @@ class HFBlockMath:
         """The MLP and its shortcut: (B, n, d) → (B, n, d)."""
         return self._shortcut(block, x, block.mlp(getattr(block, self.names.norm2)(x)), 1)
 
+    def first_norm(self, block: Any) -> nn.Module:
+        """LN1."""
+        return getattr(block, self.names.norm1)  # type: ignore[no-any-return]
+
+    def class_query(self, block: Any, incoming: Incoming) -> ClassQuery:
+        """What the first token looks for."""
+        return ClassQuery(self._queries(block, incoming.y[:, :1]), self._scale(block))
+
     def class_attention(self, block: Any, incoming: Incoming, size: Tensor | None) -> Tensor:
         """How the first token attends to all, averaged over heads: (B, n_in), rows sum to 1."""
-        q, k = self._queries(block, incoming.y[:, :1]), incoming.k
+        q, k = self.class_query(block, incoming).q, incoming.k
         if kernels_for(k):
             every = q.new_ones(1, k.shape[2]) if size is None else size
             rows: Tensor = kernels.class_rows(q, k, every, self._scale(block))
@@ -72,7 +80,7 @@ class HFBlockMath:
 
     def normed(self, block: Any, x: Tensor) -> Tensor:
         """LN1(Z): (B, n, d) → (B, n, d)."""
-        return getattr(block, self.names.norm1)(x)  # type: ignore[no-any-return]
+        return self.first_norm(block)(x)  # type: ignore[no-any-return]
 
     def _attn(self, block: Any) -> Any:
         return getattr(block, self.names.attn)

@@ -12,9 +12,8 @@ import torch.nn.functional as F
 import triton
 import triton.language as tl
 from torch import Tensor
-from torch.library import custom_op
 
-from patchslim.hosts.fast import FEW_ROWS, worth_launching
+from patchslim.hosts.fast import FEW_ROWS, operator, worth_launching
 
 LOG2E = tl.constexpr(1.4426950408889634)
 LINE = 256  # bytes of a key, a multiple of which a program keeps to itself: in fp32 the widest heads have more
@@ -68,7 +67,12 @@ def _log2(count, known):
     return tl.log2(tl.load(count, mask=known, other=1.0).to(tl.float32))
 
 
-@custom_op("patchslim::attend", mutates_args=())
+def _attended(q: Tensor, k: Tensor, v: Tensor, size: Tensor | None, scale: float) -> Tensor:
+    """Room for the result."""
+    return q.new_empty(q.shape[0], q.shape[2], q.shape[1], q.shape[3]).transpose(1, 2)
+
+
+@operator("patchslim::attend", _attended)
 def attend(q: Tensor, k: Tensor, v: Tensor, size: Tensor | None, scale: float) -> Tensor:
     """softmax(scale · q kᵀ + log size) v: (B, H, n, d_h), twice (B, H, n_in, d_h), (B or 1, n_in) → (B, H, n, d_h).
 
@@ -102,32 +106,42 @@ def _tile(tokens: int, line: int) -> tuple[int, int, int]:
     return (16, 128, 2) if tokens <= FEW_ROWS else (64, 32, 3)
 
 
-def _attended(q: Tensor, k: Tensor, v: Tensor, size: Tensor | None, scale: float) -> Tensor:
-    """Room for the result."""
-    return q.new_empty(q.shape[0], q.shape[2], q.shape[1], q.shape[3]).transpose(1, 2)
-
-
 @triton.jit
 def _class_rows(
     q, k, size, out,
     q_b, q_h, k_b, k_h, k_n, size_b, heads, n_in, scale,
     WIDTH: tl.constexpr, KEYS: tl.constexpr, CHANNELS: tl.constexpr,
 ):  # fmt: skip
-    """One head of one image: the softmax row of one query."""
+    """One head of one image."""
     image, head = (tl.program_id(0) // heads).to(tl.int64), tl.program_id(0) % heads
+    class_row(
+        q + image * q_b + head * q_h, k + image * k_b + head * k_h, size + image * size_b,
+        out + tl.program_id(0).to(tl.int64) * n_in, k_n, n_in, scale, WIDTH, KEYS, CHANNELS,
+    )  # fmt: skip
+
+
+@triton.jit
+def class_row(
+    q, k, size, out, k_n, n_in, scale, WIDTH: tl.constexpr, KEYS: tl.constexpr, CHANNELS: tl.constexpr
+) -> None:  # fmt: skip
+    """The softmax row of one query of one head; pointers are to the head's own."""
     key, channel = tl.arange(0, KEYS), tl.arange(0, CHANNELS)
     known = (key < n_in)[:, None] & (channel < WIDTH)[None, :]
-    count = tl.load(size + image * size_b + key, mask=key < n_in, other=1.0).to(tl.float32)
-    own = tl.load(q + image * q_b + head * q_h + channel, mask=channel < WIDTH, other=0.0).to(tl.float32)
-    keys = tl.load(k + image * k_b + head * k_h + key[:, None] * k_n + channel[None, :], mask=known, other=0.0)
+    count = tl.load(size + key, mask=key < n_in, other=1.0).to(tl.float32)
+    own = tl.load(q + channel, mask=channel < WIDTH, other=0.0).to(tl.float32)
+    keys = tl.load(k + key[:, None] * k_n + channel[None, :], mask=known, other=0.0)
     logits = tl.sum(keys.to(tl.float32) * own[None, :], axis=1) * scale + tl.log(count)
     logits = tl.where(key < n_in, logits, float("-inf"))
     weight = tl.exp(logits - tl.max(logits, axis=0))
-    row = out + tl.program_id(0).to(tl.int64) * n_in
-    tl.store(row + key, weight / tl.sum(weight, axis=0), mask=key < n_in)
+    tl.store(out + key, weight / tl.sum(weight, axis=0), mask=key < n_in)
 
 
-@custom_op("patchslim::class_rows", mutates_args=())
+def _rows(q: Tensor, k: Tensor, size: Tensor, scale: float) -> Tensor:
+    """Room for the result."""
+    return q.new_empty(k.shape[:3], dtype=torch.float32)
+
+
+@operator("patchslim::class_rows", _rows)
 def class_rows(q: Tensor, k: Tensor, size: Tensor, scale: float) -> Tensor:
     """One query's attention to all keys: (B, H, 1, d_h), (B, H, n_in, d_h), (B or 1, n_in) → (B, H, n_in) in fp32."""
     batch, heads, n_in, width = k.shape
@@ -143,11 +157,6 @@ def class_rows(q: Tensor, k: Tensor, size: Tensor, scale: float) -> Tensor:
     return out
 
 
-def _rows(q: Tensor, k: Tensor, size: Tensor, scale: float) -> Tensor:
-    """Room for the result."""
-    return q.new_empty(k.shape[:3], dtype=torch.float32)
-
-
 def dense(x: Tensor) -> Tensor:
     """The tensor with its last axis in one piece, as kernels read it."""
     return x if x.stride(-1) == 1 else x.contiguous()
@@ -156,7 +165,3 @@ def dense(x: Tensor) -> Tensor:
 def exact(dtype: torch.dtype) -> str:
     """How products of a dtype are taken: fp32 is not rounded to TF32."""
     return "ieee" if dtype == torch.float32 else "tf32"
-
-
-attend.register_fake(_attended)
-class_rows.register_fake(_rows)

@@ -12,10 +12,9 @@ import torch.nn.functional as F
 import triton
 import triton.language as tl
 from torch import Tensor
-from torch.library import custom_op
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from patchslim.hosts.fast import worth_launching
+from patchslim.hosts.fast import operator, worth_launching
 
 GROUP = tl.constexpr(8)  # tiles of rows that share weights in the cache
 
@@ -48,7 +47,12 @@ def _linear_gelu(
     out.store([row, column], _gelu(total).to(out.dtype))
 
 
-@custom_op("patchslim::linear_gelu", mutates_args=())
+def _half(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    """Room for the result."""
+    return x.new_empty(*x.shape[:-1], weight.shape[0])
+
+
+@operator("patchslim::linear_gelu", _half)
 def linear_gelu(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     """gelu(x Wᵀ + b): (…, d), (h, d), (h) → (…, h), in half precision; rows of all of them begin at 16 bytes."""
     wide, deep = weight.shape
@@ -65,11 +69,3 @@ def linear_gelu(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
             ROWS=high, COLUMNS=broad, DEPTH=depth, num_warps=4, num_stages=3,
         )  # fmt: skip
     return out
-
-
-def _half(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    """Room for the result."""
-    return x.new_empty(*x.shape[:-1], weight.shape[0])
-
-
-linear_gelu.register_fake(_half)

@@ -11,7 +11,7 @@ from timm.layers import DropPath, Mlp
 from torch import Tensor, nn
 
 from patchslim.hosts.attention import Mix, plain
-from patchslim.hosts.base import Incoming
+from patchslim.hosts.base import ClassQuery, Incoming
 from patchslim.hosts.fast import KERNELS, few_rows, gelu_kernel_for, kernels_for
 from patchslim.hosts.split_qkv import SplitQkv
 
@@ -161,12 +161,12 @@ class TimmBlockMath:
             return Incoming(x, y, k, v, q)
         return Incoming(x, y, *keys_values(block.attn, y))
 
-    def compute(self, block: Any, kept: Tensor, incoming: Incoming, mix: Mix) -> Tensor:
+    def compute(self, block: Any, kept: Tensor, incoming: Incoming, mix: Mix, normed: Tensor | None = None) -> Tensor:
         """Eq. 2 with any tokens for queries: kept (B, n, d) → (B, n, d)."""
         if kept is incoming.x:
             q = queries(block.attn, incoming.y) if incoming.q is None else incoming.q
         else:
-            q = queries(block.attn, block.norm1(kept))
+            q = queries(block.attn, block.norm1(kept) if normed is None else normed)
         return rest(block, kept, attend(block.attn, q, incoming.k, incoming.v, mix))
 
     def attend(self, block: Any, x: Tensor, mix: Mix) -> Tensor:
@@ -178,9 +178,18 @@ class TimmBlockMath:
         """The MLP and its shortcut: (B, n, d) → (B, n, d)."""
         return feed(block, x)
 
+    def first_norm(self, block: Any) -> nn.Module:
+        """LN1."""
+        return block.norm1  # type: ignore[no-any-return]
+
+    def class_query(self, block: Any, incoming: Incoming) -> ClassQuery:
+        """What the first token looks for."""
+        q = queries(block.attn, incoming.y[:, :1]) if incoming.q is None else incoming.q[:, :, :1]
+        return ClassQuery(q, block.attn.scale)
+
     def class_attention(self, block: Any, incoming: Incoming, size: Tensor | None) -> Tensor:
         """How the first token attends to all, averaged over heads: (B, n_in), rows sum to 1."""
-        q = queries(block.attn, incoming.y[:, :1]) if incoming.q is None else incoming.q[:, :, :1]
+        q = self.class_query(block, incoming).q
         if kernels_for(incoming.k):
             every = q.new_ones(1, incoming.k.shape[2]) if size is None else size
             rows: Tensor = kernels.class_rows(q, incoming.k, every, block.attn.scale)

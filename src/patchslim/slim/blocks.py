@@ -122,8 +122,8 @@ class ReducingBlock(BlockOf):
         else:
             incoming = self.math.read(self, tokens.x)
             kept = self.reduce(tokens, incoming, self)
-            x = self.math.compute(self, kept.x, incoming, mix)
-        kept = kept._replace(x=x)
+            x = self.math.compute(self, kept.x, incoming, mix, kept.normed)
+        kept = kept._replace(x=x, normed=None)
         if self.watch is not None:
             self.watch(kept)
         return x if self.last else kept

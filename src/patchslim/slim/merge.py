@@ -6,17 +6,18 @@ Shapes: B images, t patches that come in, n that stay, r = t - n that go.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
+from patchslim.hosts.base import ClassQuery
 from patchslim.hosts.fast import KERNELS, kernels_for
 from patchslim.slim.tokens import Tokens, pick, take
 
 if KERNELS:
-    from patchslim.slim import kernels
+    from patchslim.slim import merge_kernels, pair_kernels
 
 IMPORTANCE = 0.2  # how much a patch that the class token attends to resists being merged away; docs/decisions.md
 TINY = 1e-6
@@ -79,27 +80,54 @@ def join(
 ) -> Tokens:
     """Pair patches by keys k (B, H, p + t, d_h) and merge until `n` are left: by `match`, or with log_weight (B, t) by
     `match_by_cost`. importance (B, t) as there, and how much each counts in an average."""
-    tracked = tokens.place is not None or tokens.source is not None
-    if kernels_for(k) and not tracked and k.shape[2] - prefix <= MOST_PATCHES:
+    if joins_fast(tokens, k, prefix):
         return _join_fast(tokens, k, n, prefix, importance, log_weight)
     keys = unit_keys(k, prefix)
     found = match(keys, n, importance) if log_weight is None else match_by_cost(keys, n, log_weight)
     return merge(tokens, found, prefix, importance)
 
 
+def joins_fast(tokens: Tokens, k: Tensor, prefix: int) -> bool:
+    """Whether kernels can do it."""
+    tracked = tokens.place is not None or tokens.source is not None
+    return kernels_for(k) and not tracked and k.shape[2] - prefix <= MOST_PATCHES
+
+
+def join_by_class(tokens: Tokens, k: Tensor, n: int, prefix: int, query: ClassQuery, norm: Any) -> Tokens:
+    """`join` in three kernels, the class token's attention for importance: tokens after LN1 come with it."""
+    size = _sizes(tokens, k)
+    place, importance = pair_kernels.pair_by_class(query.q, k, size, query.scale, prefix, n, IMPORTANCE)
+    if not plain_norm(norm, tokens.x):
+        return Tokens(*merge_kernels.merge_rows(tokens.x, size, importance, place, n))
+    x, grown, normed = merge_kernels.merge_normed(
+        tokens.x, size, importance, place, n, norm.weight, norm.bias, norm.eps
+    )
+    return Tokens(x, grown, normed=normed)
+
+
+def plain_norm(norm: Any, x: Tensor) -> bool:
+    """Whether a module is a LayerNorm over the last axis of x with gain and bias, all of one precision."""
+    if not isinstance(norm, nn.LayerNorm) or norm.weight is None or norm.bias is None:
+        return False
+    return norm.weight.shape == x.shape[-1:] and x.dtype == norm.weight.dtype == norm.bias.dtype
+
+
+def _sizes(tokens: Tokens, k: Tensor) -> Tensor:
+    """(B or 1, p + t)."""
+    return torch.ones(1, k.shape[2], device=k.device) if tokens.size is None else tokens.size
+
+
 def _join_fast(
     tokens: Tokens, k: Tensor, n: int, prefix: int, importance: Tensor | None, log_weight: Tensor | None
 ) -> Tokens:
-    """The same in two kernels."""
-    size = tokens.size
-    if size is None:
-        size = torch.ones(1, k.shape[2], device=k.device)
+    """The same in three kernels."""
+    size = _sizes(tokens, k)
     offset = log_weight
     if offset is None:
         offset = size.new_zeros(k.shape[0], k.shape[2] - prefix) if importance is None else IMPORTANCE * importance
-    place = kernels.pair(k, offset.float(), prefix, n, log_weight is not None)
+    place = pair_kernels.pair(k, offset.float(), prefix, n, log_weight is not None)
     weight = size[:, prefix:] if importance is None else importance
-    return Tokens(*kernels.merge_rows(tokens.x, size, weight, place, n))
+    return Tokens(*merge_kernels.merge_rows(tokens.x, size, weight, place, n))
 
 
 def merge(tokens: Tokens, found: Match, prefix: int, weight: Tensor | None = None) -> Tokens:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from patchslim.hosts.base import Incoming
-from patchslim.slim.merge import TINY, join, match, unit_keys
+from patchslim.slim.merge import TINY, join, join_by_class, joins_fast, match, unit_keys
 from patchslim.slim.predictor import as_fp32
 from patchslim.slim.tokens import Tokens, first, pick
 
@@ -94,6 +94,9 @@ class Matched(PerImage):
 
     def forward(self, tokens: Tokens, incoming: Incoming, block: Any) -> Tokens:
         """Pairs by similarity, where patches that matter to the class token resist."""
+        if self.merges and self.weighed and joins_fast(tokens, incoming.k, self.prefix):
+            query, norm = block.math.class_query(block, incoming), block.math.first_norm(block)
+            return join_by_class(tokens, incoming.k, self.n, self.prefix, query, norm)
         importance = self.importance(tokens, incoming, block)
         if self.merges:
             return join(tokens, incoming.k, self.n, self.prefix, importance)

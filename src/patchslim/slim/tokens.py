@@ -18,6 +18,7 @@ class Tokens(NamedTuple):
     size: Tensor | None = None  # (B, p + n), or (1, p + n): input patches that each token stands for
     place: Tensor | None = None  # (B, n): the input patch at which each token sits
     source: Tensor | None = None  # (B, n, N) boolean: the input patches that each token stands for
+    normed: Tensor | None = None  # (B, p + n, d): LN1 of them in the block they go to, where that came for nothing
 
 
 def start(x: Tensor, prefix: int, places: bool, sources: bool) -> Tokens:
