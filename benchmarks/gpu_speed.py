@@ -56,6 +56,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument(
         "--patience", type=int, default=600, help="seconds to make a row ready; compilers may take longer"
     )
+    parser.add_argument("--sort", choices=["library", "compiler"], default="library", help="of compiled models")
     parser.add_argument("--device")
     parser.add_argument("--warm", action="store_true")
     parser.add_argument("--out", type=Path, required=True)
@@ -217,7 +218,8 @@ def main() -> None:
     """Measure all models, writing after each."""
     args = parse()
     device = open_device(args.device)
-    sort_by_library()
+    if args.sort == "library":
+        sort_by_library()
     table: dict[str, Any] = {"device": device_name(device), "torch": torch.__version__, "dtype": args.dtype, "rows": []}
     for name in args.models:
         for row in measured(name, args, device):
