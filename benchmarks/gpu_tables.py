@@ -48,7 +48,7 @@ def peer_table() -> None:
     """Matched merge beside peers' own code."""
     print("| | host | matched merge | EViT | ToMe | over EViT | over ToMe | mode of ToMe |")
     print("| --- | --- | --- | --- | --- | --- | --- | --- |")
-    for model, own in by_model("gpu_peers_*.json").items():
+    for model, own in by_model("gpu_peers_h200_*.json").items():
         rates = {name: own[name]["throughput"] for name in ("host", "matched merge", "EViT", "ToMe")}
         over = [f"{rates['matched merge'] / rates[name]:.2f}×" for name in ("EViT", "ToMe")]
         cells = [f"{rate:,.0f}" for rate in rates.values()] + over

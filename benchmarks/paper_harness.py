@@ -33,12 +33,13 @@ def options(doc: str | None) -> argparse.ArgumentParser:
     """The options every table has."""
     parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--weights", nargs="+", default=[], metavar="MODEL=FILE", help="weights by timm's model name")
-    parser.add_argument("--data", help="images to choose patches by and to recover with; labels are not read")
+    parser.add_argument("--data", help="images to choose patches by; labels are not read")
+    parser.add_argument("--train", help="images to recover with; labels are not read [--data]")
     parser.add_argument("--val", help="labelled images to measure top-1 on")
     parser.add_argument("--recover", type=int, default=0, metavar="EPOCHS", help="of distillation, for every row")
     parser.add_argument("--recover-batch-size", type=int, default=256)
     parser.add_argument("--images", type=int, default=256, help="to choose patches by, a sample of --data")
-    parser.add_argument("--train-images", type=int, help="to recover with, a sample of --data [all]")
+    parser.add_argument("--train-images", type=int, help="to recover with, a sample of --train [all]")
     parser.add_argument("--limit", type=int, help="measure on a sample of --val")
     parser.add_argument("--epochs", type=int, default=PeerConfig().epochs, help="for methods that learn to prune")
     parser.add_argument("--batch-size", type=int, default=32)
@@ -119,7 +120,8 @@ class Setting:
         args, workers = self.args, workers_for(self.device)
         model = open_model(block.model, self.weights[block.model])
         images = open_images(args.data, model=model, limit=args.images, seed=args.seed, workers=workers)
-        train = open_images(args.data, model=model, limit=args.train_images, seed=args.seed, workers=workers)
+        more = args.train or args.data
+        train = open_images(more, model=model, limit=args.train_images, seed=args.seed, workers=workers)
         methods = list(dict.fromkeys(cell.method for cell in block.cells))
         ratios = sorted({cell.ratio for cell in block.cells})
         return compare(

@@ -1,4 +1,5 @@
-"""Prints the paper's tables from the raw files under results/, or puts them into docs/paper.md where they belong.
+"""Prints the paper's tables from the raw files under results/, or puts them into docs/paper.md where they belong, and
+the methods at 55 % of DeiT-Ti's MACs into the README.
 
 python benchmarks/paper_tables.py [--write]
 """
@@ -13,10 +14,11 @@ from pathlib import Path
 from typing import Any
 
 from harness import RESULTS
-from paper_text import blocks_text, models_text, throughput_text
+from paper_text import blocks_text, models_text, ratio_lines, throughput_text
 from patchslim.files import write_text
 
 PAGE = RESULTS.parent / "docs" / "paper.md"
+README, SHORT = RESULTS.parent / "README.md", ("paper_table1_deit_tiny_h200_*.json", 0.55)
 NOTHING = "Not measured yet at full size: no raw file under `results/`.\n"
 TEXTS: dict[str, Callable[[Mapping[str, Any]], str]] = {
     "paper_table1": blocks_text,
@@ -38,20 +40,32 @@ def body(name: str, folder: Path) -> str:
 def filled(page: str, folder: Path = RESULTS) -> str:
     """The page with every table between its marks as the raw files have it."""
     for name in TEXTS:
-        start, end = f"<!-- {name} -->\n", f"<!-- end of {name} -->"
-        own = body(name, folder)
-        between = f"\n{own or NOTHING}\n"
-        page, found = re.subn(f"{start}.*?{end}", lambda _: f"{start}{between}{end}", page, flags=re.S)  # noqa: B023
-        assert found == 1, name
+        page = _between(page, name, body(name, folder) or NOTHING)
+    return page
+
+
+def shortened(page: str) -> str:
+    """The README with the methods at one ratio."""
+    pattern, ratio = SHORT
+    (path,) = RESULTS.glob(pattern)
+    (block,) = json.loads(path.read_text(encoding="utf-8"))["blocks"]
+    return _between(page, "paper_table1", "\n".join(ratio_lines(block, ratio)) + "\n")
+
+
+def _between(page: str, name: str, text: str) -> str:
+    start, end = f"<!-- {name} -->\n", f"<!-- end of {name} -->"
+    page, found = re.subn(f"{start}.*?{end}", lambda _: f"{start}\n{text}\n{end}", page, flags=re.S)
+    assert found == 1, name
     return page
 
 
 def main() -> None:
     """Print, or write."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--write", action="store_true", help="put the tables into docs/paper.md")
+    parser.add_argument("--write", action="store_true", help="put the tables into docs/paper.md and the README")
     if parser.parse_args().write:
         write_text(PAGE, filled(PAGE.read_text(encoding="utf-8")))
+        write_text(README, shortened(README.read_text(encoding="utf-8")))
     else:
         print("\n".join(body(name, RESULTS) for name in TEXTS))
 

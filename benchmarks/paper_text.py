@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -86,6 +87,19 @@ def _score(score: Table | None) -> list[str]:
     return [f"{score['top1']:.2f}", interval(score["against_base"]) if "against_base" in score else EMPTY]
 
 
+def ratio_lines(block: Table, ratio: float) -> list[str]:
+    """All methods at one ratio, in short, the most accurate after recovery first."""
+    own = [row for row in block["rows"] if row["target_macs"] == ratio and row.get("recovered")]
+    own.sort(key=lambda row: (row["recovered"]["top1"], row["untuned"]["top1"]), reverse=True)
+    names = ["", "MACs", "top-1", "recovered", "against the host", "speed-up"]
+    rows = [
+        [NAMES[row["method"]], f"{row['macs_ratio']:.3f}", f"{row['untuned']['top1']:.2f}"]
+        + [*_score(row["recovered"]), _times(row)]
+        for row in own
+    ]
+    return lines(names, rows)
+
+
 def notes_of(block: Table) -> list[str]:
     """Who is first at each ratio that several methods share, and why cells are empty."""
     notes = []
@@ -112,14 +126,28 @@ def models_text(table: Table) -> str:
     names += ["recovered"] if table["recover"] else []
     speed = table["settings"]["speed"]
     text = [f"# {table['title']}", ""]
-    where = f"Throughput on {table['device']}, batch {speed['batch_size']}, {speed['dtype']}, each model in its fastest"
-    text += [f"{where} mode. Parameters, MACs and throughput are those of the model that was measured.", ""]
+    where = f"Throughput on {table['device']}, batch {speed['batch_size']}, {speed['dtype']}, {_modes(speed)}."
+    text += [f"{where} Parameters, MACs and throughput are those of the model that was measured.", ""]
     text += lines([*names, "images/s"], rows)
     notes = [f"{row['name']}: {row['note']}." for row in table["rows"] if row["note"]]
-    for row in table["rows"]:
-        notes += [f"{row['name']}: no top-1, for want of {', '.join(row['missing'])}."] if row["missing"] else []
-        notes += [f"{row['name']}, {row['measured']}: {row['reason']}."] if row["reason"] else []
+    notes += [f"{row['name']}, {row['measured']}: {row['reason']}." for row in table["rows"] if row["reason"]]
+    notes += _lacking(table["rows"])
     return "\n".join([*text, "", *(f"- {note}" for note in notes)]) + "\n"
+
+
+def _modes(speed: Table) -> str:
+    modes = speed["modes"]
+    return f"mode {modes[0]}" if len(modes) == 1 and modes[0] != "auto" else "each model in its fastest mode"
+
+
+def _lacking(rows: Sequence[Table]) -> list[str]:
+    """What is missing, with the models that lack it."""
+    found: dict[str, dict[str, None]] = {}
+    for row in rows:
+        words = re.sub(r"--weights \S+=FILE", "--weights MODEL=FILE", ", ".join(row["missing"]))
+        if words:
+            found.setdefault(words, {})[row["name"]] = None
+    return [f"No top-1, for want of {words}: {', '.join(names)}." for words, names in found.items()]
 
 
 def _model_words(row: Table, recovered: bool) -> list[str]:
@@ -143,7 +171,8 @@ def throughput_text(table: Table) -> str:
     failed = [(block["model"], row) for block in table["blocks"] for row in _all_rows(block) if row["reason"]]
     empty = [f"{model}, {NAMES[row['method']]}: {row['reason']}." for model, row in failed]
     speed = table["settings"]["speed"]
-    how = f"{table['device']}, torch {table['torch']}, batch {speed['batch_size']}, {speed['dtype']}, random weights."
+    how = f"{table['device']}, torch {table['torch']}, batch {speed['batch_size']}, {speed['dtype']}, {_modes(speed)}, "
+    how += "random weights."
     notes = ["", *(f"- {note}" for note in empty)] if empty else []
     return "\n".join([f"# {table['title']}", "", how, "", *lines(names, rows), *notes]) + "\n"
 

@@ -15,7 +15,7 @@ import paper_throughput
 import patchslim as ps
 import published
 from paper_harness import command
-from paper_tables import PAGE, TEXTS, filled
+from paper_tables import PAGE, README, TEXTS, filled, shortened
 from patchslim.cli.common import open_model
 from patchslim.measure import evaluate
 from published import BASELINE, DPS, PS, Model, Row
@@ -77,7 +77,9 @@ def test_table1_with_weights(
 
 def test_table3_after_recovery(call: Callable[..., dict[str, Any]]) -> None:
     words = ["--models", TINY, "--weights", f"{TINY}={WEIGHTS}", *IMAGES, "--recover", "1", "--train-images", "32"]
+    words += ["--train", "digits:train"]
     (block,) = call(paper_table3.main, *words, "--recover-batch-size", "16")["blocks"]
+    assert (block["images"]["count"], block["train"]["count"]) == (16, 32)
     assert [row["method"] for row in block["rows"]] == ["uniform", "impact", "ps-static"]
     assert all("top1" in row["recovered"] for row in block["rows"])
     assert block["settings"]["recover"]["epochs"] == 1
@@ -113,6 +115,28 @@ def test_table2(call: Callable[..., dict[str, Any]]) -> None:
     assert all(row["top1"] is not None for row in table["rows"])
     assert [row["parameters"] for row in table["rows"]] == [host["parameters"]] * 4
     assert f"| Digits | 0.05 | 99.0 | {TINY} |" in Path("out/table.md").read_text()
+
+
+def test_table2_from_what_was_timed_before(
+    call: Callable[..., dict[str, Any]], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("paper_cells.BESIDE", ("ps-matched",))
+    monkeypatch.setattr(published, "TABLE1", ())
+    timed = call(paper_throughput.main)
+    Path("timed.json").write_text(json.dumps(timed | {"device": "elsewhere"}))
+    (block,) = timed["blocks"]
+    monkeypatch.setattr(SpeedBlock, "run", None)
+    table = call(paper_table2.main, "--throughput", "timed.json")
+    rates = {row["method"]: row["throughput"] for row in (block["host"], *block["rows"])}
+    assert {row["method"]: row["throughput"] for row in table["rows"]} == rates
+    assert table["device"] == "elsewhere"
+    page = Path("out/table.md").read_text()
+    assert "- No top-1, for want of weights (--weights MODEL=FILE), labelled images (--val): Digits.\n" in page
+    Path("timed.json").write_text("{}")
+    with pytest.raises(SystemExit) as exited:
+        call(paper_table2.main, "--throughput", "timed.json")
+    assert exited.value.code == 2
+    assert "timed.json is no file of paper_throughput.py: it has no device." in capsys.readouterr().err
 
 
 def test_throughput_goes_on_after_a_failure(
@@ -168,10 +192,11 @@ def test_bad_input(
 
 
 def test_the_page_is_what_was_measured(tmp_path: Path) -> None:
-    page = PAGE.read_text(encoding="utf-8")
+    page, readme = PAGE.read_text(encoding="utf-8"), README.read_text(encoding="utf-8")
     assert filled(page) == page
+    assert shortened(readme) == readme
     assert all(f"<!-- {name} -->" in page for name in TEXTS)
-    table = {"title": "T", "recover": 0, "device": "d", "settings": {"speed": {"batch_size": 1, "dtype": "x"}}}
+    table = {"title": "T", "recover": 0, "device": "d", "settings": {"speed": {"batch_size": 1, "dtype": "x", "modes": ["auto"]}}}
     row: dict[str, Any] = {
         "name": "N",
         "measured": "m",
