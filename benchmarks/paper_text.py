@@ -92,11 +92,10 @@ def ratio_lines(block: Table, ratio: float) -> list[str]:
     own = [row for row in block["rows"] if row["target_macs"] == ratio and row.get("recovered")]
     own.sort(key=lambda row: (row["recovered"]["top1"], row["untuned"]["top1"]), reverse=True)
     names = ["", "MACs", "top-1", "recovered", "against the host", "speed-up"]
-    rows = [
-        [NAMES[row["method"]], f"{row['macs_ratio']:.3f}", f"{row['untuned']['top1']:.2f}"]
-        + [*_score(row["recovered"]), _times(row)]
-        for row in own
-    ]
+    rows = []
+    for row in own:
+        untuned = [f"{row['macs_ratio']:.3f}", f"{row['untuned']['top1']:.2f}"]
+        rows.append([NAMES[row["method"]], *untuned, *_score(row["recovered"]), _times(row)])
     return lines(names, rows)
 
 

@@ -196,7 +196,8 @@ def test_the_page_is_what_was_measured(tmp_path: Path) -> None:
     assert filled(page) == page
     assert shortened(readme) == readme
     assert all(f"<!-- {name} -->" in page for name in TEXTS)
-    table = {"title": "T", "recover": 0, "device": "d", "settings": {"speed": {"batch_size": 1, "dtype": "x", "modes": ["auto"]}}}
+    speed = {"batch_size": 1, "dtype": "x", "modes": ["auto"]}
+    table: dict[str, Any] = {"title": "T", "recover": 0, "device": "d", "settings": {"speed": speed}}
     row: dict[str, Any] = {
         "name": "N",
         "measured": "m",
