@@ -14,6 +14,7 @@ from patchslim.report.panels import new_figure
 
 Rows = Sequence[Mapping[str, Any]]
 COLUMNS = 2  # of panels
+FAR = 20  # points lost, from which the axis is a logarithmic one below the half
 
 
 def draw_blocks(blocks: Rows, path: Path) -> None:
@@ -32,6 +33,8 @@ def draw_blocks(blocks: Rows, path: Path) -> None:
 
 
 def _draw(axes: Any, block: Mapping[str, Any]) -> None:
+    from matplotlib.ticker import FixedLocator
+
     scored = any(row.get("untuned") for row in block["rows"])
     for row in block["rows"]:
         style = _style(row["method"])
@@ -48,6 +51,10 @@ def _draw(axes: Any, block: Mapping[str, Any]) -> None:
         low, high = axes.get_xlim()
         ratios = [low + (high - low) * place / 50 for place in range(51)]
         axes.plot(ratios, [1 / ratio for ratio in ratios], color="grey", linewidth=0.8, label="promised by the MACs")
+    elif axes.get_ylim()[0] < -FAR:  # or the few that fail would press all others together
+        axes.set_yscale("symlog", linthresh=FAR / 2)
+        axes.yaxis.set_major_locator(FixedLocator([-60, -40, -20, -10, -8, -6, -4, -2, 0]))
+        axes.yaxis.set_major_formatter("{x:g}")
     after = ", recovered" if any(row.get("recovered") for row in block["rows"]) else ", untuned"
     axes.set_title(block["model"] + (after if scored else ""), fontsize=9)
     axes.set_xlabel("MACs kept")
