@@ -75,7 +75,8 @@ class Predicted(PerImage):
         """Drop: the n patches with the largest log ŝ stay. Merge: pairs of least weight times distance become one."""
         score = as_fp32(block.predictor(incoming.y[:, self.prefix :], tokens.place))
         if not self.merges:
-            return pick(tokens, score.argsort(dim=1, descending=True)[:, : self.n], self.prefix)
+            # Not a sort: compilers make a kernel for every length of one, and that takes them minutes.
+            return pick(tokens, score.topk(self.n, dim=1).indices, self.prefix)
         importance = self.importance(tokens, incoming, block)
         return join(tokens, incoming.k, self.n, self.prefix, importance, weigh(score, importance))
 
