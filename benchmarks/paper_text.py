@@ -88,14 +88,14 @@ def _score(score: Table | None) -> list[str]:
 
 
 def ratio_lines(block: Table, ratio: float) -> list[str]:
-    """All methods at one ratio, in short, the most accurate after recovery first."""
+    """Top-1 of all methods at one ratio, the most accurate after recovery first."""
     own = [row for row in block["rows"] if row["target_macs"] == ratio and row.get("recovered")]
     own.sort(key=lambda row: (row["recovered"]["top1"], row["untuned"]["top1"]), reverse=True)
-    names = ["", "MACs", "top-1", "recovered", "against the host", "speed-up"]
+    names = ["", "MACs", "top-1", "recovered", "against the host"]
     rows = []
     for row in own:
         untuned = [f"{row['macs_ratio']:.3f}", f"{row['untuned']['top1']:.2f}"]
-        rows.append([NAMES[row["method"]], *untuned, *_score(row["recovered"]), _times(row)])
+        rows.append([NAMES[row["method"]], *untuned, *_score(row["recovered"])])
     return lines(names, rows)
 
 
