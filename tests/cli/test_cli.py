@@ -14,7 +14,7 @@ from commands import Run, image_folder, refused
 from patchslim.search.greedy import Greedy
 from patchslim.search.topdown import TopDown
 
-DIGITS = ("digits_vit", "--pretrained", "--data", "digits", "--images", "48", "--batch-size", "16", "--device", "cpu")
+DIGITS = ("digits_vit", "--pretrained", "--data", "digits", "--images", "24", "--batch-size", "8", "--device", "cpu")
 QUICK = ("--target-macs", "0.5", "--step", "8", "--tune-epochs", "0")
 
 
@@ -28,7 +28,7 @@ def test_slim_eval_bench(run: Run, tmp_path: Path) -> None:
     config = json.loads((tmp_path / "a" / "config.json").read_text())
     assert config["settings"]["target_macs"] == 0.5
     assert config["settings"]["seed"] == 0
-    assert config["images"]["count"] == 48
+    assert config["images"]["count"] == 24
     assert config["source"] == "digits"
     assert {"patchslim", "torch", "timm", "python"} <= config["versions"].keys()
     for line in (tmp_path / "a" / "log.jsonl").read_text().splitlines():

@@ -15,9 +15,16 @@ from patchslim.cli.demo import Run, remove_old_demo, show
 from patchslim.hosts import HostInfo
 from small import make_host
 
+# A quarter of the demo's images to choose by: it keeps its promises with them, in less than half the time.
+FEWER = """
+from importlib import import_module
+import_module("patchslim.cli.demo").CALIBRATION_IMAGES = 128
+import_module("patchslim.cli.main").main()
+"""
+
 
 def test_demo(tmp_path: Path) -> None:
-    command = [sys.executable, "-c", "from patchslim.cli.main import main; main()", "demo", "--out", "demo", "--json"]
+    command = [sys.executable, "-c", FEWER, "demo", "--out", "demo", "--json"]
     one = os.environ | {"OMP_NUM_THREADS": "1"}  # other tests run beside it
     done = subprocess.run(command, cwd=tmp_path, env=one, check=True, capture_output=True, text=True)
     static = json.loads(done.stdout)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 COMMAND = [
     *(sys.executable, "-c", "from patchslim.cli.main import main; main()"),
-    *("slim", "digits_vit", "--pretrained", "--data", "digits", "--images", "64", "--batch-size", "32"),
+    *("slim", "digits_vit", "--pretrained", "--data", "digits", "--images", "32", "--batch-size", "16"),
     *("--score", "impact", "--tolerance", "0.01", "--step", "4", "--tune-epochs", "1", "--device", "cpu"),
 ]
 ONE_THREAD = os.environ | {"OMP_NUM_THREADS": "1"}
