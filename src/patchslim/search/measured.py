@@ -105,6 +105,8 @@ class Measured:
             else:
                 counts = self.at_ratio(ratio)
                 drops = self._drops(counts)
+                if drops:  # then other counts may do better
+                    counts = self._improved(ratio, counts, drops)
             known.append((counts, drops))
             return self.draft(counts, drops), (counts, drops)
 
@@ -126,14 +128,19 @@ class Measured:
 
     def at_ratio(self, ratio: float) -> Counts:
         """Down to the ratio where it costs least, then better ways to spend the same."""
-        error, fit, budget = self._cached(), self._fit(ratio), ratio * host_macs(self.info)
+        error, budget = self._cached(), ratio * host_macs(self.info)
         counts = descend(self.slots, error, self.cost.of, lambda counts: self.cost.of(counts) <= budget)
+        return self._improved(ratio, self._fit(ratio)(self.slots.removals(counts)))
+
+    def _improved(self, ratio: float, counts: Counts, drops: tuple[int, ...] = ()) -> Counts:
+        """Better counts at the same ratio, while some blocks drop."""
+        error, budget = self._cached(drops), ratio * host_macs(self.info)
 
         def inside(counts: Counts) -> float:
             """A move may leave no removals that fit; what does not fit is no candidate."""
             return error(counts) if self.cost.of(counts) <= budget else math.inf
 
-        return improve(self.slots, inside, fit, fit(self.slots.removals(counts)))
+        return improve(self.slots, inside, self._fit(ratio), counts)
 
     def within(self, tolerance: float) -> Counts:
         """As little as keeps the error within the tolerance: down past it, back, better there, and on to it again."""
@@ -156,13 +163,13 @@ class Measured:
                 drops, error = trial, other
         return drops
 
-    def _cached(self) -> Callable[[Counts], float]:
+    def _cached(self, drops: tuple[int, ...] = ()) -> Callable[[Counts], float]:
         """Errors of one descent: the ledger remembers across runs, this spares the listener repeats."""
         known: dict[Counts, float] = {}
 
         def error(counts: Counts) -> float:
             if counts not in known:
-                known[counts] = self.error(counts)
+                known[counts] = self.error(counts, drops)
             return known[counts]
 
         return error
