@@ -24,6 +24,7 @@ from patchslim.slim.predictor import make_predictor, predictor_fingerprint
 # How patches leave: the DeiT-Ti plans at 0.55 of the MACs in docs/results.md, of 196. Other ratios stretch them.
 STATIC = (141, 141, 140, 127, 116, 112, 110, 106, 105, 105, 95)
 MATCHED = (196, 183, 183, 162, 142, 109, 73, 61, 53, 46, 46)
+THREE_STEPS = (196, 196, 196, 127, 127, 127, 82, 82, 82, 53, 53)  # two thirds stay, three times
 OF = 196
 PREDICTED: dict[str, tuple[PredictorKind, Removed]] = {"dps": ("pool", "drop"), "ps-predicted": ("context", "merge")}
 Macs = Callable[[list[int]], int]
@@ -64,9 +65,9 @@ def static_plan(info: HostInfo, ratio: float) -> SlimPlan:
     return make_plan(info, [_order(info)[:count] for count in counts_at(info, ratio)])
 
 
-def matched_plan(info: HostInfo, ratio: float) -> SlimPlan:
+def matched_plan(info: HostInfo, ratio: float, shape: Sequence[int] = MATCHED) -> SlimPlan:
     """Merges by similarity."""
-    counts = counts_at(info, ratio, lambda own: macs_of_counts(info, own, "merge", select="matched"), shape=MATCHED)
+    counts = counts_at(info, ratio, lambda own: macs_of_counts(info, own, "merge", select="matched"), shape=shape)
     return build_plan(info, select="matched", removed="merge", patches_per_block=counts)
 
 

@@ -29,7 +29,7 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 import patchslim as ps
-from drawn import matched_plan, static_plan
+from drawn import THREE_STEPS, matched_plan, static_plan
 from paper_harness import command
 from patchslim.cli.common import open_device
 from patchslim.files import write_json
@@ -143,6 +143,7 @@ def makers(host: nn.Module, info: HostInfo, args: argparse.Namespace) -> dict[st
         "host, same embedding": lambda: with_matmul_embed(host),
         "static drop": lambda: ps.apply(host, static_plan(info, args.ratio)),
         "matched merge": lambda: ps.apply(host, matched_plan(info, args.ratio)),
+        "matched merge, 3 steps": lambda: ps.apply(host, matched_plan(info, args.ratio, THREE_STEPS)),
     }
     if args.evit is not None:
         found["EViT"] = lambda: evit(host, info, args.ratio, args.evit)

@@ -11,7 +11,6 @@ from triton.compiler import ASTSource
 
 from patchslim.hosts import kernels as attention
 from patchslim.hosts import mlp_kernel
-from patchslim.slim import join_kernels as joining
 from patchslim.slim import merge_kernels as merging
 from patchslim.slim import pair_kernels as pairing
 
@@ -66,7 +65,6 @@ CASES: list[Case] = [
     (pairing._rank_by_class, BF16, {"OWN": pairing.OWN, "MOVERS": 128}, {}),
     *((pairing._rank, BF16, {"OWN": pairing.OWN, "MOVERS": 128, "BY_COST": by_cost}, {}) for by_cost in (False, True)),
     (merging._merge, BF16 | NORM, {"WIDTH": 512, "PATCHES": 256, "NORM": True}, {"num_warps": 1}),
-    (joining._join, BF16 | NORM, {"WIDTH": 1024, "MOVERS": 128, "PARTS": 8, "HEADS": 16}, {"num_warps": 4}),
 ]
 # On Hopper only, where more can be kept.
 DESCRIBED = {"x": "tensordesc<bf16[128,64]>", "weight": "tensordesc<bf16[128,64]>", "bias": "*bf16"}

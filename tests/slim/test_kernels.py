@@ -33,17 +33,12 @@ from patchslim.slim.tokens import Tokens
 pytest.importorskip("triton")
 from patchslim.hosts import kernels as attention_kernels
 from patchslim.hosts import mlp_kernel
-from patchslim.slim import join_kernels, merge_kernels, pair_kernels
+from patchslim.slim import merge_kernels, pair_kernels
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 ROOMS = ("patchslim.hosts.attention", "patchslim.hosts.timm_block", "patchslim.hosts.hf_block", "patchslim.slim.merge")
 
-KERNELS = {
-    "kernels": attention_kernels,
-    "join_kernels": join_kernels,
-    "merge_kernels": merge_kernels,
-    "pair_kernels": pair_kernels,
-}
+KERNELS = {"kernels": attention_kernels, "merge_kernels": merge_kernels, "pair_kernels": pair_kernels}
 
 SHAPES = st.tuples(st.integers(1, 2), st.integers(1, 2), st.integers(3, 9), st.sampled_from([4, 12]))
 
@@ -145,14 +140,6 @@ def test_pairs_by_the_class_tokens_attention(shape: Any, prefix: int, share: flo
     each = torch.arange(batch, device=DEVICE)[:, None]
     assert (place[each, wanted.keep] == torch.arange(n, device=DEVICE)).all()
     assert (place[each, wanted.gone] == wanted.into).all()
-    x, gain, bias = normal(batch, prefix + t, 20), normal(20), normal(20)
-    merged = merge(Tokens(x, size), wanted, prefix, importance)
-    tokens, grown, normed = join_kernels.join_normed(x, size, q, k, gain, bias, 1e-5, 0.4, prefix, n, IMPORTANCE)
-    torch.testing.assert_close(tokens, merged.x, rtol=1e-5, atol=1e-5)
-    torch.testing.assert_close(grown, merged.size, rtol=1e-6, atol=1e-6)
-    torch.testing.assert_close(normed, F.layer_norm(tokens, (20,), gain, bias, 1e-5), rtol=1e-5, atol=1e-5)
-    apart = merge_kernels.merge_normed(x, size, found, place, n, gain, bias, 1e-5)
-    assert all(torch.equal(one, other) for one, other in zip((tokens, grown, normed), apart, strict=True))
 
 
 @pytest.fixture
@@ -221,7 +208,6 @@ def test_a_compiler_can_rely_on_their_shapes() -> None:
         ("class_rows", (q[:, :, :1], k, size, 0.4)),
         ("pair", (k, normal(2, 8), 1, 6, True)),
         ("pair_by_class", (q[:, :, :1], k, size, 0.4, 1, 6, 0.2)),
-        ("join_normed", (normal(2, 9, 20), size, q[:, :, :1], k, normal(20), normal(20), 1e-5, 0.4, 1, 6, 0.2)),
         ("merge_rows", (normal(2, 9, 20), size, size[:, 1:], place, 6)),
         ("merge_normed", (normal(2, 9, 20), size, size[:, 1:], place, 6, normal(20), normal(20), 1e-5)),
     ):
@@ -235,10 +221,10 @@ def timm_model() -> nn.Module:
     return model.eval()
 
 
-@pytest.mark.parametrize(("removed", "few"), [("merge", True), ("merge", False), ("drop", False)])
+@pytest.mark.parametrize("removed", ["merge", "drop"])
 @pytest.mark.parametrize("make", [timm_model, partial(make_hf, "ViTForImageClassification")])
 def test_a_model_says_the_same_with_them(
-    make: Callable[[], nn.Module], removed: str, few: bool, monkeypatch: pytest.MonkeyPatch
+    make: Callable[[], nn.Module], removed: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     torch.manual_seed(0)
     model = make().to(DEVICE)
@@ -246,7 +232,6 @@ def test_a_model_says_the_same_with_them(
     counts = [info.patches * 3 // 4, info.patches // 2, *[info.patches // 2] * (info.depth - 3), 0]
     plan = build_plan(info, select="matched", removed=removed, patches_per_block=counts)
     slim, images = ps.apply(model, plan), drawn(1)(3, info.channels, *info.image_size)
-    monkeypatch.setattr(import_module("patchslim.slim.merge"), "few_rows", lambda x: few)
     calls: list[bool] = []
 
     def note(k: Tensor) -> bool:
@@ -289,16 +274,12 @@ def test_a_kernel_that_competes_is_launched_once_and_then_in_recordings(monkeypa
     assert not fast.worth_launching("b")  # it can't be compiled now
 
 
-@pytest.mark.parametrize(
-    ("few", "names"), [(True, {"join_normed"}), (False, {"pair_by_class", "merge_normed"})], ids=["few", "many"]
-)
-def test_a_compiler_takes_them_as_they_are(few: bool, names: set[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_compiler_takes_them_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(0)
     model = timm_model().to(DEVICE)
     info = ps.inspect(model)
     plan = build_plan(info, select="matched", removed="merge", patches_per_block=[12, 8, 0])
     slim, images = ps.apply(model, plan), drawn(1)(2, info.channels, *info.image_size)
-    monkeypatch.setattr(import_module("patchslim.slim.merge"), "few_rows", lambda x: few)
     with torch.no_grad():
         wanted = slim(images)
         for room in map(import_module, ROOMS):
@@ -314,8 +295,9 @@ def test_a_compiler_takes_them_as_they_are(few: bool, names: set[str], monkeypat
         found = torch.compile(slim, backend=keep, fullgraph=True)(images)
     torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-4)
     called = {str(node.target) for node in graphs[0].graph.nodes if "patchslim" in str(node.target)}
-    short = {name.removeprefix("patchslim.").removesuffix(".default") for name in called}
-    assert short & {"join_normed", "pair_by_class", "merge_normed", "attend"} == names | {"attend"}
+    assert {"patchslim.pair_by_class", "patchslim.merge_normed", "patchslim.attend"} <= {
+        name.removesuffix(".default") for name in called
+    }
 
 
 def test_training_and_the_cpu_do_without() -> None:
@@ -331,7 +313,7 @@ def test_they_compile_for_gpus_that_need_not_be_here() -> None:
     done = subprocess.run([sys.executable, str(script)], env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-2000:]
     compiled = {line.split()[0] for line in done.stdout.splitlines()}
-    rooms = (attention_kernels, join_kernels, merge_kernels, mlp_kernel, pair_kernels)
+    rooms = (attention_kernels, merge_kernels, mlp_kernel, pair_kernels)
     assert compiled == set.union(*map(launched, rooms))
 
 

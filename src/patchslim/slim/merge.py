@@ -13,11 +13,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from patchslim.hosts.base import ClassQuery
-from patchslim.hosts.fast import KERNELS, few_rows, kernels_for
+from patchslim.hosts.fast import KERNELS, kernels_for
 from patchslim.slim.tokens import Tokens, pick, take
 
 if KERNELS:
-    from patchslim.slim import join_kernels, merge_kernels, pair_kernels
+    from patchslim.slim import merge_kernels, pair_kernels
 
 IMPORTANCE = 0.2  # how much a patch that the class token attends to resists being merged away; docs/decisions.md
 TINY = 1e-6
@@ -94,13 +94,8 @@ def joins_fast(tokens: Tokens, k: Tensor, prefix: int) -> bool:
 
 
 def join_by_class(tokens: Tokens, k: Tensor, n: int, prefix: int, query: ClassQuery, norm: Any) -> Tokens:
-    """`join` in three kernels, for few tokens two, the class token's attention for importance: tokens after LN1 come
-    with it."""
+    """`join` in three kernels, the class token's attention for importance: tokens after LN1 come with it."""
     size = _sizes(tokens, k)
-    if few_rows(tokens.x) and plain_norm(norm, tokens.x):
-        own = norm.weight, norm.bias, norm.eps, query.scale, prefix, n, IMPORTANCE
-        x, grown, normed = join_kernels.join_normed(tokens.x, size, query.q, k, *own)
-        return Tokens(x, grown, normed=normed)
     place, importance = pair_kernels.pair_by_class(query.q, k, size, query.scale, prefix, n, IMPORTANCE)
     if not plain_norm(norm, tokens.x):
         return Tokens(*merge_kernels.merge_rows(tokens.x, size, importance, place, n))

@@ -32,20 +32,6 @@ def _merge(
     to = tl.load(place + image * place_b + patch, mask=patch < t, other=NOWHERE)
     left = to == row - prefix  # nothing, where it is a prefix token
     heavy = tl.load(weight + image * weight_b + patch, mask=left, other=0.0).to(tl.float32)
-    found, stands = averaged(x, size, left, heavy, row, patch, x_n, prefix, inside, WIDTH)
-    place = image * out_b + row * out_n + channel
-    kept = found.to(out.dtype.element_ty)
-    tl.store(out + place, kept, mask=inside)
-    if NORM:
-        scaled = scaled_row(kept.to(tl.float32), gain, bias, channel, inside, width, eps)
-        tl.store(normed + place, scaled.to(out.dtype.element_ty), mask=inside)
-    tl.store(grown + image * grown_b + row, stands.to(grown.dtype.element_ty))
-
-
-@triton.jit
-def averaged(x, size, left, heavy, row, patch, x_n, prefix, inside, WIDTH: tl.constexpr):
-    """The patches in `left` as one, each as heavy as said, at their average length, and its size; itself, to the bit,
-    where it is one alone or a prefix token. x points to an image's channels."""
     heavy = tl.where(left, tl.maximum(heavy, TINY), 0.0)
     many = tl.load(size + prefix + patch, mask=left, other=0.0).to(tl.float32)
     count = tl.sum(left.to(tl.int32), axis=0)
@@ -60,21 +46,20 @@ def averaged(x, size, left, heavy, row, patch, x_n, prefix, inside, WIDTH: tl.co
             left = left & (patch != one)
         found = mean * (length / tl.maximum(tl.sqrt(tl.sum(mean * mean, axis=0)), TINY))
         stands = tl.sum(many, axis=0)
-    else:
+    else:  # itself, to the bit
         alone = tl.where(row < prefix, row, prefix + tl.argmax(left.to(tl.int32), axis=0))
         found = tl.load(x + alone * x_n, mask=inside, other=0.0).to(tl.float32)
         stands = tl.load(size + alone).to(tl.float32)
-    return found, stands
-
-
-@triton.jit
-def scaled_row(kept, gain, bias, channel, inside, width, eps):
-    """LayerNorm of one token."""
-    apart = tl.where(inside, kept, 0.0)
-    apart = tl.where(inside, apart - tl.sum(apart, axis=0) / width, 0.0)
-    apart *= tl.rsqrt(tl.sum(apart * apart, axis=0) / width + eps)
-    scaled = apart * tl.load(gain + channel, mask=inside, other=0.0).to(tl.float32)
-    return scaled + tl.load(bias + channel, mask=inside, other=0.0).to(tl.float32)
+    kept = found.to(out.dtype.element_ty)
+    tl.store(out + image * out_b + row * out_n + channel, kept, mask=inside)
+    if NORM:
+        apart = tl.where(inside, kept.to(tl.float32), 0.0)
+        apart = tl.where(inside, apart - tl.sum(apart, axis=0) / width, 0.0)
+        apart *= tl.rsqrt(tl.sum(apart * apart, axis=0) / width + eps)
+        scaled = apart * tl.load(gain + channel, mask=inside, other=0.0).to(tl.float32)
+        scaled += tl.load(bias + channel, mask=inside, other=0.0).to(tl.float32)
+        tl.store(normed + image * out_b + row * out_n + channel, scaled.to(out.dtype.element_ty), mask=inside)
+    tl.store(grown + image * grown_b + row, stands.to(grown.dtype.element_ty))
 
 
 def _merged(x: Tensor, size: Tensor, weight: Tensor, place: Tensor, n: int) -> tuple[Tensor, Tensor]:

@@ -156,7 +156,7 @@ def _worth(near, weight, BY_COST: tl.constexpr):
     return -(weight + tl.log(tl.maximum(1 - near, TINY))) if BY_COST else near - weight
 
 
-class Pairs(NamedTuple):
+class _Pairs(NamedTuple):
     """Sizes of a search for pairs, and room for what it finds."""
 
     movers: int  # even patches
@@ -169,7 +169,7 @@ class Pairs(NamedTuple):
     nearest: Tensor  # likewise
 
 
-def _pairs(k: Tensor, prefix: int) -> Pairs:
+def _pairs(k: Tensor, prefix: int) -> _Pairs:
     """For keys (B, H, p + t, d_h)."""
     batch, _, tokens, width = k.shape
     movers, hosts = (tokens - prefix + 1) // 2, (tokens - prefix) // 2
@@ -178,7 +178,7 @@ def _pairs(k: Tensor, prefix: int) -> Pairs:
     parts = triton.cdiv(hosts, side)
     alike = k.new_empty(batch, parts, movers, dtype=torch.float32)
     tiles = triton.cdiv(movers, side) * parts
-    return Pairs(movers, hosts, side, parts, tiles, channels, alike, torch.empty_like(alike, dtype=torch.int32))
+    return _Pairs(movers, hosts, side, parts, tiles, channels, alike, torch.empty_like(alike, dtype=torch.int32))
 
 
 def _places(k: Tensor, offset: Tensor, prefix: int, n: int, by_cost: bool) -> Tensor:
@@ -224,33 +224,25 @@ def pair_by_class(
 ) -> tuple[Tensor, Tensor]:
     """The same with `resistance` times a patch's importance for offset, which comes along: the first token's attention
     to it, averaged over heads, mean 1. q (B, H, 1, d_h), k (B, H, p + t, d_h), size (B or 1, p + t) → twice (B, t)."""
-    batch, heads, tokens, _ = k.shape
-    place, importance = _weighed(q, k, size, scale, prefix, n, resistance)
-    own, heed = look(q, k, size, scale, prefix)
-    t = tokens - prefix
-    with torch.cuda.device_of(k):  # a launch goes to the current device
-        _rank_by_class[(batch, triton.cdiv(own.movers, OWN))](
-            own.alike, own.nearest, heed, importance, place, own.parts * own.movers,
-            heads * tokens, t, heads, tokens, prefix, own.movers, own.hosts, own.parts, t - n, resistance,
-            OWN=OWN, MOVERS=triton.next_power_of_2(own.movers), num_warps=4,
-        )  # fmt: skip
-    return place, importance
-
-
-def look(q: Tensor, k: Tensor, size: Tensor, scale: float, prefix: int) -> tuple[Pairs, Tensor]:
-    """Every part's nearest to each even patch, and the first token's attention to all, (B, H, p + t), in one launch."""
     batch, heads, tokens, width = k.shape
-    q, k, size = dense(q), dense(k), dense(size)
+    q, k, size, t = dense(q), dense(k), dense(size), tokens - prefix
+    place, importance = _weighed(q, k, size, scale, prefix, n, resistance)
     own, heed = _pairs(k, prefix), k.new_empty(batch, heads, tokens, dtype=torch.float32)
+    found_b = own.parts * own.movers
     with torch.cuda.device_of(k):  # a launch goes to the current device
         _look[(batch, heads + own.tiles)](
             q, k, size, heed, own.alike, own.nearest,
-            q.stride(0), q.stride(1), *k.stride()[:3], size.stride(0) if size.shape[0] > 1 else 0,
-            own.parts * own.movers, heads, own.movers, own.hosts, own.parts, prefix, tokens, scale,
+            q.stride(0), q.stride(1), *k.stride()[:3], size.stride(0) if size.shape[0] > 1 else 0, found_b,
+            heads, own.movers, own.hosts, own.parts, prefix, tokens, scale,
             WIDTH=width, KEYS=triton.next_power_of_2(tokens), SIDE=own.side, CHANNELS=own.channels,
             EXACT=exact(k.dtype), num_warps=max(4, _warps(own.side)),
         )  # fmt: skip
-    return own, heed
+        _rank_by_class[(batch, triton.cdiv(own.movers, OWN))](
+            own.alike, own.nearest, heed, importance, place,
+            found_b, heads * tokens, t, heads, tokens, prefix, own.movers, own.hosts, own.parts, t - n, resistance,
+            OWN=OWN, MOVERS=triton.next_power_of_2(own.movers), num_warps=4,
+        )  # fmt: skip
+    return place, importance
 
 
 def _side(tokens: int, movers: int, line: int) -> int:
