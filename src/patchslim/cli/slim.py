@@ -38,8 +38,6 @@ from patchslim.search.budget import check_reachable, reachable
 from patchslim.search.config import Score
 from patchslim.timing.place import place_of
 
-FEW_IMAGES, USUAL_IMAGES = 256, {"cuda": 1024}  # more choose better: as many as take half a minute
-
 
 def slim(
     model: Model,
@@ -94,9 +92,7 @@ def slim(
         PredictorKind | None,
         typer.Option("--predictor", help="Of predicted: the module G [context; with a threshold: mlp]."),
     ] = None,
-    images: Annotated[
-        int | None, typer.Option("--images", min=1, help="Calibration images to use [1024 on a GPU, else 256].")
-    ] = None,
+    images: Annotated[int, typer.Option("--images", min=1, help="Calibration images to use.")] = 256,
     step: Annotated[
         int, typer.Option("--step", min=1, help="Patches added at a time, with a score other than effect.")
     ] = 10,
@@ -150,8 +146,7 @@ def slim(
         check_reachable(info, config.removed, ratio, config.select, config.predictor)
         note_generous(info, config, ratio)
     note_random([model], checkpoint, pretrained)
-    limit = images or USUAL_IMAGES.get(place.type, FEW_IMAGES)
-    source = open_images(data, model=network, limit=limit, seed=seed, workers=workers_for(place))
+    source = open_images(data, model=network, limit=images, seed=seed, workers=workers_for(place))
     started = {
         "model": info.name,
         "settings": config.as_dict(),
