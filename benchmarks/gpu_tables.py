@@ -14,6 +14,7 @@ def main() -> None:
     """All of them."""
     speed_table("gpu_speed_h200_*.json")
     speed_table("gpu_speed_batch1_h200_*.json")
+    steps_table()
     peer_table()
     quantised_table()
 
@@ -41,6 +42,17 @@ def speed_table(pattern: str) -> None:
             rates = " | ".join(f"{row['throughput']:,.0f}" for row in (host, same, slim))
             over = f"{slim['throughput'] / host['throughput']:.2f}× | {gain:.2f}×"
             print(f"| {NAMES[model]}, {name} | {rates} | {over} | {share:.1%} |")
+    print()
+
+
+def steps_table() -> None:
+    """Matched merge at batch 1, by the number of blocks that merge."""
+    print("| | images/s: host | merging in 9 blocks | in 3 | over the host: 9 | 3 |")
+    print("| --- | --- | --- | --- | --- | --- |")
+    names = ("host", "matched merge, three kernels", "matched merge, 3 steps, two kernels")
+    for model, own in by_model("gpu_batch1_steps_h200_*.json").items():
+        host, many, few = (own[name]["throughput"] for name in names)
+        print(f"| {NAMES[model]} | {host:,.0f} | {many:,.0f} | {few:,.0f} | {many / host:.2f}× | {few / host:.2f}× |")
     print()
 
 

@@ -178,6 +178,44 @@ def long_table() -> None:
     print()
 
 
+def thousand_table() -> None:
+    """Chosen by 1,000 images instead of 256: short recoveries, then long ones."""
+    known = {(row["mode"], row["target_macs"], 12): row for row in _recovered()}
+    known |= {(row["mode"], row["target_macs"], 220): row for row in recoveries("long_recovery_*.json")}
+    print(
+        "| mode | MACs asked for | epochs | before | points lost | after | points lost | held-out loss | with 256 | s |"
+    )
+    print("| --- " * 10 + "|")
+    for row in recoveries("recovery_1000_images_*.json") + recoveries("long_1000_images_*.json"):
+        cells = [row["mode"], f"{row['target_macs']:g}", str(row["epochs"])]
+        for when in ("before", "after"):
+            loss = difference(row["base_right"], row[f"right_{when}"], row["images"])
+            cells += [f"{row[f'top1_{when}']:.2f}", loss]
+        losses = [
+            " → ".join(f"{each[f'held_out_loss_{when}']:.3f}" for when in ("before", "after"))
+            for each in (row, known[row["mode"], row["target_macs"], row["epochs"]])
+        ]
+        print("| " + " | ".join([*cells, *losses, f"{row['recovery_seconds']:.0f}"]) + " |")
+    print()
+
+
+def thousand_comparison() -> None:
+    """What the effect score gains over the others there."""
+    found = {row["mode"]: row for row in recoveries("recovery_1000_images_*.json")}
+    own = found["static drop"]
+    print("| effect against | before | after recovery | held-out loss after, effect's is " + _loss(own) + " |")
+    print("| --- | --- | --- | --- |")
+    for score in SCORES:
+        other = found[f"static drop, {score}"]
+        cells = [difference(own[right], other[right], own["images"]) for right in ("right_before", "right_after")]
+        print(f"| {score} | " + " | ".join([*cells, _loss(other)]) + " |")
+    print()
+
+
+def _loss(row: dict[str, Any]) -> str:
+    return f"{row['held_out_loss_after']:.3f}"
+
+
 def one_rate_table() -> None:
     """One learning rate for everything that learns, the classifier included, against two rates without it."""
     now = {(row["mode"], row["target_macs"]): row for row in _recovered()}
@@ -248,6 +286,17 @@ def score_comparison() -> None:
     print()
 
 
+def step_table() -> None:
+    """Merging in many blocks or in a few."""
+    print("| merging in | patches per block | error | KL | same answer | top-1 |")
+    print("| --- | --- | --- | --- | --- | --- |")
+    for row in rows("merge_steps_*.json"):
+        counts = ", ".join(str(count) for count in row["patches_per_block"])
+        numbers = f"{row['error']:.4f} | {row['kl']:.4f} | {row['agree']:.1f} % | {row['top1']:.2f}"
+        print(f"| {row['merging in']} | {counts} | {numbers} |")
+    print()
+
+
 def merge_table() -> None:
     """Ways of matching and merging at one schedule (docs/decisions.md)."""
     print("| keys compared | resistance | weight in the average | its length | error | KL | same answer |")
@@ -260,8 +309,11 @@ def merge_table() -> None:
 
 if __name__ == "__main__":
     merge_table()
+    step_table()
     recovery_table()
     long_table()
+    thousand_table()
+    thousand_comparison()
     one_rate_table()
     trust_table()
     rate_table()

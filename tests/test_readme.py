@@ -105,6 +105,8 @@ def test_the_tables_in_the_docs_are_the_raw_files(
         tables[name]()
     for name in ("recovery_table", "long_table", "one_rate_table", "trust_table", "rate_table", "score_comparison"):
         tables[name]()
+    for name in ("thousand_table", "thousand_comparison", "step_table"):
+        tables[name]()
     for name in ("score_table", "tolerance_table", "stale_table", "speed_table"):
         tables[name]()
     runpy.run_path(str(ROOT / "benchmarks" / "export_tables.py"))["export_table"]()

@@ -15,6 +15,7 @@ ROOT = Path(__file__).parents[2]
     [
         (lambda: gpu_tables.speed_table("gpu_speed_h200_*.json"), ("README.md", "docs/results.md")),
         (lambda: gpu_tables.speed_table("gpu_speed_batch1_h200_*.json"), ("docs/results.md",)),
+        (gpu_tables.steps_table, ("docs/results.md",)),
         (gpu_tables.peer_table, ("docs/results.md",)),
         (gpu_tables.quantised_table, ("docs/results.md",)),
     ],

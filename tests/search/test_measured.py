@@ -3,6 +3,7 @@
 import copy
 from collections.abc import Mapping
 from functools import cache
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -355,6 +356,22 @@ def test_a_block_that_drops_really_does_better(way: str) -> None:
             assert with_drops < without
             found += 1
     assert found
+
+
+@pytest.mark.parametrize("way", ["matched merge", "static merge"])
+def test_blocks_that_drop_get_counts_of_their_own(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Counts found while all blocks merged are a start; what is found is never worse, and somewhere it is better."""
+    gains = []
+    for kind, drops in product(("class", "mean with prefix"), ((1,), (2,), (1, 2))):
+        search, target = measuring(kind, way), target_at(kind, way, 0.6)
+        monkeypatch.setattr(search, "choose_drops", lambda counts, own=drops: own)
+        plan, (counts, kept) = search._find()(target)
+        assert kept == drops
+        assert search.draft(counts, drops) == plan
+        assert search.cost.of(counts) <= target * ps.count_macs(make_host(kind))
+        gains.append(search.error(search.at_ratio(target), drops) - search.error(counts, drops))
+    assert min(gains) >= 0
+    assert max(gains) > 0
 
 
 @pytest.mark.parametrize("way", ["matched merge", "static merge"])
