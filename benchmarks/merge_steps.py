@@ -4,7 +4,7 @@
         --data imagenet-train-1k-0000.tar --val imagenet-val-dev-0000.tar --out results/merge_steps_deit_tiny.json
 
 Closeness is on unlabelled training images; `--val` adds top-1. Schedules are those that benchmarks/gpu_speed.py times,
-steps in other blocks, and one that was searched for.
+steps in other blocks, and two that were searched for.
 """
 
 from __future__ import annotations
@@ -30,6 +30,19 @@ RATIO = 0.57
 SHAPES = {
     "nine blocks, as timed": MATCHED,
     "nine blocks, searched for": (196, 190, 183, 168, 146, 116, 87, 72, 58, 42, 38),  # on 64 images
+    "blocks 4, 6, 8, searched for": (
+        196,
+        196,
+        196,
+        156,
+        156,
+        94,
+        94,
+        55,
+        55,
+        55,
+        55,
+    ),  # --choosing-blocks 3, 128 images
     "blocks 4 to 8": (196, 196, 196, 157, 125, 100, 80, 64, 64, 64, 64),
     "blocks 4, 7, 10, as timed": THREE_STEPS,
     "blocks 3, 6, 9": (196, 196, 139, 139, 139, 99, 99, 99, 70, 70, 70),

@@ -22,8 +22,8 @@ from patchslim.search import measured, predict
 from patchslim.search.features import Features
 from patchslim.search.groups import likeness, static_groups
 from patchslim.search.ledger import Ledger
-from patchslim.search.measured import Draft, Measured, removing
-from patchslim.search.schedule import Counts
+from patchslim.search.measured import Draft, Measured
+from patchslim.search.schedule import Counts, removing
 from patchslim.slim.predictor import hidden_width
 from power import Interrupted, interrupt_after
 from small import make_host, make_images, read_by
@@ -382,6 +382,30 @@ def test_the_tolerance_holds_before_blocks_drop(way: str, tolerance: float) -> N
         counts = search.within(tolerance)
         assert search.error(counts) <= tolerance
         assert min(counts[:3]) < PATCHES
+
+
+@pytest.mark.parametrize("way", ["matched merge", "matched drop", "predicted merge", "predicted drop"])
+@pytest.mark.parametrize("asked", ["ratio", "tolerance"])
+def test_few_blocks_choose_where_few_may(asked: str, way: str) -> None:
+    model, images, target = make_host(), make_images(IMAGES), target_at("class", way, 0.5)
+    limit = {"target_macs": target} if asked == "ratio" else {"tolerance": 0.1}
+    free, _ = searched("class", way, **limit)
+    most = len(free.choosing) - 1
+    assert most > 0  # or there is nothing to see
+    plan, _ = ps.search(model, images, config(way, choosing_blocks=most, **limit))
+    assert 0 < len(plan.choosing) <= most
+    if asked == "ratio":
+        assert 0.9 * target < ratio(model, plan) <= target
+    else:
+        assert ratio(model, plan) < 1
+
+
+def test_too_few_blocks_to_choose_in_are_told() -> None:
+    low, _ = limits("class", "matched merge")
+    with pytest.raises(ps.BudgetError, match="can't leave in 1 blocks alone"):
+        ps.search(make_host(), make_images(2), config("matched merge", target_macs=low + 0.02, choosing_blocks=1))
+    with pytest.raises(ps.BudgetError, match="is for images that choose"):
+        ps.SearchConfig(target_macs=0.6, choosing_blocks=2)
 
 
 def test_removing_blocks_are_those_that_keep_some_and_not_all() -> None:

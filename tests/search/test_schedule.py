@@ -16,7 +16,7 @@ import patchslim as ps
 from patchslim.hosts import HostInfo
 from patchslim.macs import macs_of_counts
 from patchslim.search import schedule
-from patchslim.search.schedule import MOVES, STRIDE, Counts, Slots, descend, improve
+from patchslim.search.schedule import MOVES, STRIDE, Counts, Slots, concentrate, descend, improve, removing
 from small import make_host
 
 
@@ -265,3 +265,36 @@ def test_where_nothing_is_removed_nothing_moves() -> None:
         raise AssertionError("there is nothing to scale")
 
     assert improve(own, lambda counts: 1.0, fit, everything) == everything
+
+
+@settings(max_examples=60, deadline=None)
+@given(kept(), st.integers(1, 5), st.integers(0, 9))
+def test_few_blocks_remove_what_many_did(drawn: tuple[Slots, Counts], most: int, seed: int) -> None:
+    own, counts = drawn
+    budget = macs_of_counts(own.info, counts)
+
+    def fit(removals: Sequence[float]) -> Counts:
+        return own.fit(removals, lambda found: macs_of_counts(own.info, found) <= budget)
+
+    def error(found: Counts) -> float:
+        worth = [(seed * (block + 3)) % 7 + 1 for block in range(own.blocks)]
+        removals = own.removals(found)
+        inside = macs_of_counts(own.info, found) <= budget
+        return sum(one * removal**2 for one, removal in zip(worth, removals, strict=True)) if inside else math.inf
+
+    blocks = removing(own.info.patches, counts)
+    try:
+        found = concentrate(own, error, fit, counts, most)
+    except ps.BudgetError:
+        assert own.halves  # without pairs one block can remove everything
+        return
+    assert len(removing(own.info.patches, found)) <= max(most, 0)
+    assert macs_of_counts(own.info, found) <= budget
+    if len(blocks) <= most:
+        assert found == counts
+    if len(blocks) == most + 1:  # one has to stop: all ways of that, by hand
+        left = [
+            [0.0 if block == layer - 1 else one for block, one in enumerate(own.removals(counts))] for layer in blocks
+        ]
+        trials = [trial for trial in map(fit, left) if len(removing(own.info.patches, trial)) < len(blocks)]
+        assert error(found) == min(map(error, trials))

@@ -92,6 +92,14 @@ def slim(
         PredictorKind | None,
         typer.Option("--predictor", help="Of predicted: the module G [context; with a threshold: mlp]."),
     ] = None,
+    choosing_blocks: Annotated[
+        int | None,
+        typer.Option(
+            "--choosing-blocks",
+            min=1,
+            help="Of predicted and matched: at most so many blocks choose, which small batches on a GPU like [any].",
+        ),
+    ] = None,
     images: Annotated[int, typer.Option("--images", min=1, help="Calibration images to use.")] = 256,
     step: Annotated[
         int, typer.Option("--step", min=1, help="Patches added at a time, with a score other than effect.")
@@ -129,6 +137,7 @@ def slim(
         removed=removed,  # type: ignore[arg-type]  # None is resolved
         mode=mode,
         predictor=predictor,  # type: ignore[arg-type]  # None is resolved
+        choosing_blocks=choosing_blocks,
         step=step,
         tune_epochs=tune_epochs,  # type: ignore[arg-type]  # None is resolved
         learning_rate=learning_rate,

@@ -39,6 +39,7 @@ class SearchConfig:
     removed: Removed = None  # type: ignore[assignment]  # None, until it is resolved
     mode: Mode = "top-k"  # of predicted patches
     predictor: PredictorKind = None  # type: ignore[assignment]  # the module G; None, until it is resolved
+    choosing_blocks: int | None = None  # where images choose: at most so many blocks do; None: as many as pay
     predictor_epochs: int = 60  # epochs over the images in which G learns
     step: int = 10  # r': patches added at a time
     tune_epochs: int = None  # type: ignore[assignment]  # epochs of block tuning on cached features
@@ -120,6 +121,8 @@ class SearchConfig:
         for name, low in least.items():
             if getattr(self, name) < low:
                 raise BudgetError(f"{name} has to be at least {low}, not {getattr(self, name)}.")
+        if self.choosing_blocks is not None and (self.select == "static" or self.choosing_blocks < 1):
+            raise BudgetError("choosing_blocks is for images that choose (predicted, matched), and at least 1.")
         if not 0 < self.learning_rate < math.inf:
             raise BudgetError(f"learning_rate has to be a number above 0, not {self.learning_rate}.")
         if not self.cache_gib >= 0:

@@ -23,7 +23,7 @@ from patchslim.search.features import Features
 from patchslim.search.ledger import Ledger
 from patchslim.search.network import relative_error
 from patchslim.search.prefix import PrefixMemory
-from patchslim.search.schedule import Counts, Slots, descend, improve
+from patchslim.search.schedule import Counts, Error, Fit, Slots, concentrate, descend, improve, removing
 from patchslim.search.topdown import Listener
 from patchslim.slim.assemble import slim_blocks
 
@@ -140,15 +140,30 @@ class Measured:
             """A move may leave no removals that fit; what does not fit is no candidate."""
             return error(counts) if self.cost.of(counts) <= budget else math.inf
 
-        return improve(self.slots, inside, self._fit(ratio), counts)
+        return self._better(counts, inside, self._fit(ratio))
+
+    def _better(self, counts: Counts, error: Error, fit: Fit) -> Counts:
+        """Blocks trade patches; where few may choose, those few do once more."""
+        most = self.config.choosing_blocks
+        if most is None:
+            return improve(self.slots, error, fit, counts)
+        if len(removing(self.info.patches, counts)) > most:
+            counts = concentrate(self.slots, error, fit, improve(self.slots, error, fit, counts), most)
+        return improve(self.slots, self._limited(error), fit, counts)
+
+    def _limited(self, error: Error) -> Error:
+        """The same error, infinite where more blocks choose than may: one that can't remove enough leaves some to the
+        next."""
+        most = self.info.depth if self.config.choosing_blocks is None else self.config.choosing_blocks
+        return lambda counts: error(counts) if len(removing(self.info.patches, counts)) <= most else math.inf
 
     def within(self, tolerance: float) -> Counts:
         """As little as keeps the error within the tolerance: down past it, back, better there, and on to it again."""
         error = self._cached()
         counts = descend(self.slots, error, self.cost.of, lambda counts: error(counts) > tolerance)
         counts = self._scaled(counts, error, tolerance)
-        counts = improve(self.slots, error, self._fit(self.cost.of(counts) / host_macs(self.info)), counts)
-        return self._scaled(counts, error, tolerance)
+        counts = self._better(counts, error, self._fit(self.cost.of(counts) / host_macs(self.info)))
+        return self._scaled(counts, self._limited(error), tolerance)
 
     def _drops(self, counts: Counts) -> tuple[int, ...]:
         return self.choose_drops(counts) if self.config.removed == "merge" else ()
@@ -174,7 +189,7 @@ class Measured:
 
         return error
 
-    def _fit(self, ratio: float) -> Callable[[Sequence[float]], Counts]:
+    def _fit(self, ratio: float) -> Fit:
         budget = ratio * host_macs(self.info)
         return lambda removals: self.slots.fit(removals, lambda counts: self.cost.of(counts) <= budget)
 
@@ -189,9 +204,3 @@ class Measured:
             within = error(self.slots.counts(removals, middle)) <= tolerance
             low, high = (middle, high) if within else (low, middle)
         return self.slots.counts(removals, low)
-
-
-def removing(patches: int, counts: Sequence[int]) -> list[int]:
-    """The blocks (from 1) that remove some patches and keep others."""
-    above = (patches, *counts)
-    return [layer for layer, count in enumerate(counts, start=1) if 0 < count < above[layer - 1]]

@@ -5,9 +5,11 @@ A schedule is a list of removals, one per block that may remove patches, in any 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from patchslim.errors import BudgetError
 from patchslim.hosts import HostInfo
 from patchslim.search.cost import snapped
 
@@ -88,6 +90,28 @@ def _removed(slots: Slots, counts: Counts, block: int, patches: int) -> Counts:
     removals = slots.removals(counts)
     removals[block] += patches
     return slots.counts(removals, 1.0)
+
+
+def removing(patches: int, counts: Sequence[int]) -> list[int]:
+    """The blocks (from 1) that remove some patches and keep others."""
+    above = (patches, *counts)
+    return [layer for layer, count in enumerate(counts, start=1) if 0 < count < above[layer - 1]]
+
+
+def concentrate(slots: Slots, error: Error, fit: Fit, counts: Counts, most: int) -> Counts:
+    """Have at most so many blocks remove patches. One after the other leaves it to the rest, in proportion: the one
+    that this costs the least error, which is infinite for what does not fit."""
+    while len(blocks := removing(slots.info.patches, counts)) > most:
+        trials = [fit(_without(slots, counts, block)) for block in blocks]
+        fewer = [after for after in trials if len(removing(slots.info.patches, after)) < len(blocks)]
+        counts = min(fewer, key=error, default=counts)
+        if not fewer or error(counts) == math.inf:
+            raise BudgetError(f"So many patches can't leave in {most} blocks alone; allow more blocks to choose.")
+    return counts
+
+
+def _without(slots: Slots, counts: Counts, layer: int) -> list[float]:
+    return [0.0 if block == layer - 1 else removal for block, removal in enumerate(slots.removals(counts))]
 
 
 def improve(slots: Slots, error: Error, fit: Fit, best: Counts) -> Counts:
