@@ -402,7 +402,7 @@ def test_few_blocks_choose_where_few_may(asked: str, way: str) -> None:
 
 def test_too_few_blocks_to_choose_in_are_told() -> None:
     low, _ = limits("class", "matched merge")
-    with pytest.raises(ps.BudgetError, match="can't leave in 1 blocks alone"):
+    with pytest.raises(ps.BudgetError, match="so few blocks choose \\(1\\)"):
         ps.search(make_host(), make_images(2), config("matched merge", target_macs=low + 0.02, choosing_blocks=1))
     with pytest.raises(ps.BudgetError, match="is for images that choose"):
         ps.SearchConfig(target_macs=0.6, choosing_blocks=2)

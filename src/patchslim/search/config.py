@@ -122,7 +122,9 @@ class SearchConfig:
             if getattr(self, name) < low:
                 raise BudgetError(f"{name} has to be at least {low}, not {getattr(self, name)}.")
         if self.choosing_blocks is not None and (self.select == "static" or self.choosing_blocks < 1):
-            raise BudgetError("choosing_blocks is for images that choose (predicted, matched), and at least 1.")
+            raise BudgetError(
+                "choosing_blocks is for images that choose: select predicted or matched, and give at least 1."
+            )
         if not 0 < self.learning_rate < math.inf:
             raise BudgetError(f"learning_rate has to be a number above 0, not {self.learning_rate}.")
         if not self.cache_gib >= 0:

@@ -106,7 +106,7 @@ def concentrate(slots: Slots, error: Error, fit: Fit, counts: Counts, most: int)
         fewer = [after for after in trials if len(removing(slots.info.patches, after)) < len(blocks)]
         counts = min(fewer, key=error, default=counts)
         if not fewer or error(counts) == math.inf:
-            raise BudgetError(f"So many patches can't leave in {most} blocks alone; allow more blocks to choose.")
+            raise BudgetError(f"Not enough patches can leave where so few blocks choose ({most}); allow more.")
     return counts
 
 
