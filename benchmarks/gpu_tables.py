@@ -49,7 +49,7 @@ def steps_table() -> None:
     """Matched merge at batch 1, by the number of blocks that merge."""
     print("| | images/s: host | merging in 9 blocks | in 3 | over the host: 9 | 3 |")
     print("| --- | --- | --- | --- | --- | --- |")
-    names = ("host", "matched merge, three kernels", "matched merge, 3 steps, two kernels")
+    names = ("host", "matched merge", "matched merge, 3 steps")
     for model, own in by_model("gpu_batch1_steps_h200_*.json").items():
         host, many, few = (own[name]["throughput"] for name in names)
         print(f"| {NAMES[model]} | {host:,.0f} | {many:,.0f} | {few:,.0f} | {many / host:.2f}× | {few / host:.2f}× |")

@@ -93,21 +93,32 @@ def features(model: Any, batches: list[Tensor]) -> Tensor:
     return torch.cat([model.forward_head(model.forward_features(batch), pre_logits=True) for batch in batches])
 
 
-@torch.inference_mode()
-def main() -> None:
-    """Measure all variants."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def options(doc: str | None, images: int) -> argparse.ArgumentParser:
+    """The options of comparisons beside the host."""
+    parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--checkpoint", type=Path, required=True)
     parser.add_argument("--data", required=True)
-    parser.add_argument("--images", type=int, default=200)
+    parser.add_argument("--images", type=int, default=images)
     parser.add_argument("--device")
     parser.add_argument("--out", type=Path)
-    args = parser.parse_args()
+    return parser
+
+
+def opened(args: argparse.Namespace) -> tuple[Any, list[Tensor], Tensor]:
+    """The host, batches of images on its device, and what its head reads of them (images, d)."""
     device = open_device(args.device)
     model: Any = open_model("deit_tiny_patch16_224", args.checkpoint).to(device)
     source = open_images(args.data, model=model, limit=args.images, seed=0)
     batches = [images.to(device) for images, _ in source.batches(50)]
-    wanted = features(model, batches)
+    return model, batches, features(model, batches)
+
+
+@torch.inference_mode()
+def main() -> None:
+    """Measure all variants."""
+    args = options(__doc__, 200).parse_args()
+    model, batches, wanted = opened(args)
+    device = wanted.device
     rows = []
     for ways in VARIANTS:
         found = features(with_variant(model, ways), batches)

@@ -16,6 +16,7 @@ import gpu_tables
 from harness import RESULTS, rows
 from patchslim.measure import paired
 
+SHORT = 12  # epochs of the table of recovery
 SCORES = ("impact", "attention", "random", "radial", "uniform")
 
 
@@ -150,15 +151,20 @@ def _recovered() -> list[dict[str, Any]]:
     return recoveries("recovery_deit_tiny_*.json")
 
 
+def _both(row: dict[str, Any]) -> list[str]:
+    """Top-1 and points lost, before and after recovery."""
+    cells = []
+    for when in ("before", "after"):
+        cells += [f"{row[f'top1_{when}']:.2f}", difference(row["base_right"], row[f"right_{when}"], row["images"])]
+    return cells
+
+
 def recovery_table() -> None:
     """Before and after recovery."""
     print("| mode | MACs | epochs | before | points lost | after | points lost | same answer, held-out | recovery, s |")
     print("| --- | --- | --- | --- | --- | --- | --- | --- | --- |")
     for row in _recovered():
-        cells = [row["mode"], f"{row['macs_ratio']:.3f}", str(row["epochs"])]
-        for when in ("before", "after"):
-            loss = difference(row["base_right"], row[f"right_{when}"], row["images"])
-            cells += [f"{row[f'top1_{when}']:.2f}", loss]
+        cells = [row["mode"], f"{row['macs_ratio']:.3f}", str(row["epochs"]), *_both(row)]
         agree = [f"{row[f'held_out_agreement_{when}']:.1f}" for when in ("before", "after")]
         print("| " + " | ".join([*cells, " → ".join(agree), f"{row['recovery_seconds']:.0f}"]) + " |")
     print()
@@ -180,20 +186,17 @@ def long_table() -> None:
 
 def thousand_table() -> None:
     """Chosen by 1,000 images instead of 256: short recoveries, then long ones."""
-    known = {(row["mode"], row["target_macs"], 12): row for row in _recovered()}
-    known |= {(row["mode"], row["target_macs"], 220): row for row in recoveries("long_recovery_*.json")}
+    pairs = [(False, _recovered()), (True, recoveries("long_recovery_*.json"))]
+    known = {(row["mode"], row["target_macs"], long): row for long, found in pairs for row in found}
     print(
         "| mode | MACs asked for | epochs | before | points lost | after | points lost | held-out loss | with 256 | s |"
     )
     print("| --- " * 10 + "|")
     for row in recoveries("recovery_1000_images_*.json") + recoveries("long_1000_images_*.json"):
-        cells = [row["mode"], f"{row['target_macs']:g}", str(row["epochs"])]
-        for when in ("before", "after"):
-            loss = difference(row["base_right"], row[f"right_{when}"], row["images"])
-            cells += [f"{row[f'top1_{when}']:.2f}", loss]
+        cells = [row["mode"], f"{row['target_macs']:g}", str(row["epochs"]), *_both(row)]
         losses = [
             " → ".join(f"{each[f'held_out_loss_{when}']:.3f}" for when in ("before", "after"))
-            for each in (row, known[row["mode"], row["target_macs"], row["epochs"]])
+            for each in (row, known[row["mode"], row["target_macs"], row["epochs"] > SHORT])
         ]
         print("| " + " | ".join([*cells, *losses, f"{row['recovery_seconds']:.0f}"]) + " |")
     print()

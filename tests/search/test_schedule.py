@@ -288,7 +288,7 @@ def test_few_blocks_remove_what_many_did(drawn: tuple[Slots, Counts], most: int,
     except ps.BudgetError:
         assert own.halves  # without pairs one block can remove everything
         return
-    assert len(removing(own.info.patches, found)) <= max(most, 0)
+    assert len(removing(own.info.patches, found)) <= most
     assert macs_of_counts(own.info, found) <= budget
     if len(blocks) <= most:
         assert found == counts
