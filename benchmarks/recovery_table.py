@@ -56,7 +56,7 @@ def numbers(result: Any) -> dict[str, Any]:
     report = result.report
     found = {"recovery_seconds": report["seconds"], "stopped": report["stopped"], "stages": report["stages"]}
     for when in ("before", "after"):
-        found |= {f"held_out_{name}_{when}": report[when][name] for name in ("loss", "agreement")}
+        found |= {f"held_out_{name}_{when}": report[when][name] for name in ("loss", "kl", "agreement")}
     return found
 
 

@@ -44,6 +44,7 @@ def test_finetune_and_eval(run: Run, tmp_path: Path) -> None:
     shown = run(*FINETUNE, "--out", "b", "--val", "digits:test", "--resume")[1]
     assert f"top-1: {found['top1_before']:.2f} % → {found['top1_after']:.2f} %" in shown
     assert f"loss {found['loss_before']:.4g} → {found['loss_after']:.4g} on 4 held-out of 40 images" in shown
+    assert f"KL {found['kl_before']:.4g} → {found['kl_after']:.4g} nats" in shown
 
 
 def test_with_labels(run: Run) -> None:

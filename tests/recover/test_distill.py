@@ -28,7 +28,7 @@ def test_the_host_itself_has_no_loss(kind: str) -> None:
     config = RecoverConfig(patch_weight=1.0)
     student = open_student(ps.apply(model, plan))
     loss = Distillation(open_host(model), plan, config, CPU).loss(student, make_images(), torch.zeros(3))
-    assert float(loss) == pytest.approx(0.0, abs=1e-6)
+    assert float(loss) == pytest.approx(0.0, abs=1e-5)  # rounding, times T² = 16
 
 
 @pytest.mark.parametrize("way", WAYS)

@@ -103,6 +103,8 @@ def _result(folder: Path, found: dict[str, Any]) -> dict[str, Any]:
         "seconds": found["seconds"],
         "loss_before": before["loss"],
         "loss_after": after["loss"],
+        "kl_before": before.get("kl"),
+        "kl_after": after.get("kl"),
         "agreement_before": before["agreement"],
         "agreement_after": after["agreement"],
         "macs_before": before.get("macs"),
@@ -126,6 +128,8 @@ def summary(result: dict[str, Any]) -> str:
     if result["agreement_after"] is not None:
         before, after = result["agreement_before"], result["agreement_after"]
         lines.append(f"same answer as the original network: {before:.1f} % → {after:.1f} %")
+    if None not in (result["kl_before"], result["kl_after"]):  # recoveries begun before it was measured have none
+        lines[-1] += f", KL {result['kl_before']:.4g} → {result['kl_after']:.4g} nats"
     if result["macs_after"] is not None:
         before, after = result["macs_before"] / 1e9, result["macs_after"] / 1e9
         lines.append(f"GMACs per image, where images keep as many patches as they need: {before:.4g} → {after:.4g}")

@@ -37,7 +37,7 @@ class RecoverConfig:
     held_out: float = 0.1  # share of the images that decides when to stop; at most 512 images
     patience: int = 20  # epochs without a better loss on held-out images
     clip: float = 1.0  # bound on the gradient's norm
-    temperature: float = 1.0  # of the distilled probabilities
+    temperature: float = 4.0  # of the distilled probabilities: high ones compare what is said of all classes
     feature_weight: float = 1.0  # of the relative error of what the head reads
     patch_weight: float = 0.0  # of the relative error of the deepest patches
     layer_decay: float = 1.0  # factor on the learning rate from each block to the one before
