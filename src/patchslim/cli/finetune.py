@@ -39,6 +39,9 @@ def finetune(
     learning_rate: Annotated[
         float, typer.Option("--learning-rate", help="At its peak; gains and biases learn faster without labels.")
     ] = USUAL.learning_rate,
+    temperature: Annotated[
+        float, typer.Option("--temperature", help="Of the probabilities that are distilled; above 1 all classes count.")
+    ] = USUAL.temperature,
     batch_size: Annotated[
         int, typer.Option("--batch-size", min=1, max=2**16, help="Images at a time.")
     ] = USUAL.batch_size,
@@ -68,6 +71,7 @@ def finetune(
         block_epochs=block_epochs,
         supervised_epochs=supervised_epochs,
         learning_rate=learning_rate,
+        temperature=temperature,
         batch_size=batch_size,
         held_out=held_out,
         patience=patience,
