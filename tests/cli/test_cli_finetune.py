@@ -68,6 +68,7 @@ def test_mistakes_end_in_one_sentence(run: Run, tmp_path: Path) -> None:
     refused(run("finetune", "a", "--data", "flat", "--supervised-epochs", "1"), "has no labels")
     refused(run("finetune", "a", "--data", "digits", "--images", "8", "--val", "flat"), "flat has no labels")
     refused(run("finetune", "a", "--data", "digits", "--learning-rate", "0"), "learning_rate has to be")
+    refused(run("finetune", "a", "--data", "digits", "--temperature", "0"), "temperature has to be")
     refused(run("finetune", "a", "--data", "digits", "--held-out", "2"), "held_out has to be")
     refused(run("finetune", "a", "--data", "digits", "--epochs", "0", "--block-epochs", "0"), "nothing to do")
     refused(run("finetune", "a", "--data", "digits", "--epochs", "-1"), "--epochs")

@@ -30,7 +30,8 @@ class Lessons:
         self.job = job
         self.host = job.fresh_host()
         self.host.model.requires_grad_(False)
-        self.distillation = Distillation(self.host, None, RecoverConfig(seed=job.config.seed), job.device)
+        plain = RecoverConfig(seed=job.config.seed, temperature=1.0)  # as measured in docs/paper.md
+        self.distillation = Distillation(self.host, None, plain, job.device)
         self.batches = [images.to(job.device) for images, _ in job.images.batches(job.config.batch_size)]
         self.taught = [self._says(images) for images in self.batches]
         self.epoch = 0
