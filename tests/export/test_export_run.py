@@ -73,7 +73,8 @@ def test_ties_are_told_from_errors(monkeypatch: pytest.MonkeyPatch) -> None:
         return logits
 
     found = parity.compare(slim, run, tensor_images(images))
-    assert (found.images, found.ties, found.max_difference, found.agreement) == (4, 1, 0, 100)
+    assert (found.images, found.ties, found.agreement) == (4, 1, 100)
+    assert found.max_difference < 1e-5  # rounding: three images and four are other products on some CPUs
     assert found.other_answers == int(other.argmax() != wanted[0].argmax())
     assert parity.compare(slim, run, tensor_images(images), find_ties=False).max_difference > 1e-3
     off = parity.compare(slim, lambda pixels: run(pixels) + 0.5, tensor_images(images))
