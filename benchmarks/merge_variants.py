@@ -1,4 +1,4 @@
-"""Ways of matching and merging compared at one schedule, on unlabelled images: the table in docs/decisions.md.
+"""Ways of matching and merging compared at two schedules, on unlabelled images: the tables in docs/decisions.md.
 
     python benchmarks/merge_variants.py --checkpoint deit_tiny_patch16_224.safetensors --data imagenet-train-1k-0000.tar
 
@@ -8,6 +8,7 @@ The error is that of the feature the head reads, relative and squared; KL is fro
 from __future__ import annotations
 
 import argparse
+import itertools
 from pathlib import Path
 from typing import Any
 
@@ -22,21 +23,28 @@ from patchslim.files import write_json
 from patchslim.hosts.base import Incoming
 from patchslim.measure import device_name
 from patchslim.plan import build_plan
-from patchslim.slim.merge import match_halves, merge, unit_keys
+from patchslim.slim.merge import TINY, Match, match_halves, merge, unit_keys
 from patchslim.slim.reduce import Matched
 from patchslim.slim.tokens import Tokens
 
-COUNTS = [196, 189, 182, 158, 128, 108, 87, 62, 52, 52, 49, 0]
-SHIPPED = {"keys": "all heads", "resistance": 0.2, "weight": "attention", "length": "kept"}
+SCHEDULES = [
+    [196, 189, 182, 158, 128, 108, 87, 62, 52, 52, 49, 0],
+    [180, 155, 155, 132, 102, 81, 60, 47, 41, 33, 33, 0],
+]
+SHIPPED = {"keys": "all heads", "pairs by": "product", "constant": 0.3, "weight": "attention", "length": "kept"}
+OLD = SHIPPED | {"pairs by": "difference", "constant": 0.2}
 VARIANTS: list[dict[str, Any]] = [
-    {"keys": "mean head", "resistance": 0.0, "weight": "size", "length": "shrinks"},
-    {"keys": "mean head", "resistance": 0.2, "weight": "size", "length": "shrinks"},
-    {"keys": "all heads", "resistance": 0.2, "weight": "size", "length": "shrinks"},
-    {"keys": "all heads", "resistance": 0.2, "weight": "attention", "length": "shrinks"},
-    {"keys": "all heads", "resistance": 0.2, "weight": "size", "length": "kept"},
+    OLD | {"keys": "mean head", "constant": 0.0, "weight": "size", "length": "shrinks"},
+    OLD | {"keys": "mean head", "weight": "size", "length": "shrinks"},
+    OLD | {"weight": "size", "length": "shrinks"},
+    OLD | {"length": "shrinks"},
+    OLD | {"weight": "size"},
+    OLD,
+    OLD | {"constant": 0.1},
+    OLD | {"constant": 0.5},
     SHIPPED,
-    SHIPPED | {"resistance": 0.1},
-    SHIPPED | {"resistance": 0.5},
+    SHIPPED | {"constant": 0.1},
+    SHIPPED | {"constant": 1.0},
     SHIPPED | {"keys": "mean head"},
 ]
 
@@ -52,14 +60,22 @@ class Variant(Matched):
         keys = unit_keys(k, self.prefix)
         importance = self.importance(tokens, incoming, block)
         assert importance is not None
-        # match_halves weighs importance itself; scaled here so that its own constant gives the asked resistance.
-        resist = importance[:, ::2] * (self.ways["resistance"] / SHIPPED["resistance"])
-        found = match_halves(keys[:, ::2] @ keys[:, 1::2].transpose(1, 2), keys.shape[1] - self.n, resist)
+        found = self._match(keys[:, ::2] @ keys[:, 1::2].transpose(1, 2), keys.shape[1] - self.n, importance[:, ::2])
         weight = importance if self.ways["weight"] == "attention" else None
         merged = merge(tokens, found, self.prefix, weight)
         if self.ways["length"] == "kept":
             return merged
         return merged._replace(x=self._shrunk(tokens, merged, weight, found.keep, found.gone, found.into))
+
+    def _match(self, similarity: Tensor, r: int, importance: Tensor) -> Match:
+        """Pairs of least distance × (importance + c), or of most similarity − c · importance: (B, ⌈t/2⌉, ⌊t/2⌋), and
+        importance (B, ⌈t/2⌉)."""
+        constant = self.ways["constant"]
+        if self.ways["pairs by"] == "product":
+            return match_halves(similarity, r, importance + constant)
+        alike = similarity.amax(dim=2)
+        # match_halves multiplies by the distance; divided by it here, so that it ranks by the difference.
+        return match_halves(similarity, r, (constant * importance - alike) / (1 - alike).clamp_min(TINY))
 
     def _shrunk(
         self, tokens: Tokens, merged: Tokens, weight: Tensor | None, keep: Tensor, gone: Tensor, into: Tensor
@@ -77,9 +93,9 @@ class Variant(Matched):
         return torch.cat([merged.x[:, : self.prefix], summed / total[..., None]], dim=1)
 
 
-def with_variant(model: nn.Module, ways: dict[str, Any]) -> Any:
-    """A slim model at the one schedule that matches and merges in these ways."""
-    fields: dict[str, Any] = {"select": "matched", "removed": "merge", "patches_per_block": COUNTS}
+def with_variant(model: nn.Module, ways: dict[str, Any], counts: list[int]) -> Any:
+    """A slim model at one schedule that matches and merges in these ways."""
+    fields: dict[str, Any] = {"select": "matched", "removed": "merge", "patches_per_block": counts}
     slim: Any = ps.apply(model, build_plan(ps.inspect(model), **fields))
     for block in slim.blocks:
         if isinstance(block.reduce, Matched):
@@ -116,17 +132,17 @@ def opened(args: argparse.Namespace) -> tuple[Any, list[Tensor], Tensor]:
 @torch.inference_mode()
 def main() -> None:
     """Measure all variants."""
-    args = options(__doc__, 200).parse_args()
+    args = options(__doc__, 1000).parse_args()
     model, batches, wanted = opened(args)
     device = wanted.device
     rows = []
-    for ways in VARIANTS:
-        found = features(with_variant(model, ways), batches)
-        rows.append(ways | closeness(model.head, found, wanted))
+    for number, (counts, ways) in enumerate(itertools.product(SCHEDULES, VARIANTS)):
+        found = features(with_variant(model, ways, counts), batches)
+        rows.append({"schedule": number // len(VARIANTS)} | ways | closeness(model.head, found, wanted))
         print(rows[-1], flush=True)
     if args.out is not None:
-        table = {"images": len(wanted), "device": device_name(device), "torch": torch.__version__, "counts": COUNTS}
-        write_json(args.out, table | {"rows": rows})
+        table = {"images": len(wanted), "device": device_name(device), "torch": torch.__version__}
+        write_json(args.out, table | {"schedules": SCHEDULES, "rows": rows})
 
 
 if __name__ == "__main__":

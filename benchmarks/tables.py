@@ -301,13 +301,24 @@ def step_table() -> None:
 
 
 def merge_table() -> None:
-    """Ways of matching and merging at one schedule (docs/decisions.md)."""
-    print("| keys compared | resistance | weight in the average | its length | error | KL | same answer |")
-    print("| --- | --- | --- | --- | --- | --- | --- |")
-    for row in rows("merge_variants_*.json"):
-        ways = f"{row['keys']} | {row['resistance']:g} | {row['weight']} | {row['length']}"
-        print(f"| {ways} | {row['error']:.4f} | {row['kl']:.4f} | {row['agree']:.1f} % |")
-    print()
+    """Ways of matching and merging at two schedules (docs/decisions.md)."""
+    found = rows("merge_variants_*.json")
+    for schedule in sorted({row["schedule"] for row in found}):
+        print("| keys compared | pairs by | weight in the average | its length | error | KL | same answer |")
+        print("| --- | --- | --- | --- | --- | --- | --- |")
+        for row in found:
+            if row["schedule"] == schedule:
+                print(f"| {merging(row)} | {row['error']:.4f} | {row['kl']:.4f} | {row['agree']:.1f} % |")
+        print()
+
+
+def merging(row: dict[str, Any]) -> str:
+    """One way, in four cells."""
+    constant = f"{row['constant']:g}"
+    rule = f"distance × (attention + {constant})"
+    if row["pairs by"] == "difference":
+        rule = f"similarity − {constant} × attention" if row["constant"] else "similarity"
+    return f"{row['keys']} | {rule} | {row['weight']} | {row['length']}"
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Prints the tables of docs/results.md and docs/decisions.md on the temperature of recovery and on random masks.
+"""Prints the tables of docs/results.md and docs/decisions.md on recovery as it comes and on masks drawn several times.
 
 python benchmarks/temperature_tables.py
 """
@@ -58,39 +58,85 @@ def settings_table() -> None:
     print()
 
 
+def default_table() -> None:
+    """Matched merge recovered as it comes, by several seeds."""
+    print("| MACs asked for | seed | before | points lost | after | points lost | best epoch | KL, held-out | s |")
+    print("| --- " * 9 + "|")
+    for row in sorted(
+        recoveries("default_recovery_*.json"), key=lambda row: (-row["target_macs"], row["recovery_seed"])
+    ):
+        kl = " → ".join(f"{row[f'held_out_kl_{when}']:.4f}" for when in ("before", "after"))
+        tops = [cell for when in ("before", "after") for cell in _top(row, when)]
+        last = f"{row['stages'][-1]['best_epoch']} of {row['stages'][-1]['epochs']}"
+        cells = [
+            f"{row['target_macs']:g}",
+            str(row["recovery_seed"]),
+            *tops,
+            last,
+            kl,
+            f"{row['recovery_seconds']:.0f}",
+        ]
+        print("| " + " | ".join(cells) + " |")
+    print()
+
+
+def _top(row: dict[str, Any], when: str) -> tuple[str, str]:
+    """Top-1 and the points lost, in two cells."""
+    return f"{row[f'top1_{when}']:.2f}", difference(row["base_right"], row[f"right_{when}"], row["images"])
+
+
 def draws_table() -> None:
-    """Static masks after one recovery, random ones drawn five times."""
+    """Static masks after one recovery, those that a seed changes drawn several times."""
     found = recoveries("random_draws_*.json")
+    draws = recoveries("effect_draws_*.json")
     print("| static drop by | before | after | held-out loss | same answer, held-out |")
     print("| --- " * 5 + "|")
-    for row in sorted(found, key=lambda row: (row["mode"], row["seed"])):
-        name = row["mode"].removeprefix("static drop").removeprefix(", ") or "effect, with mirror images"
-        name += f", draw {row['seed']}" if name == "random" else ""
+    for name, row in [(f"effect, draw {row['seed']}", row) for row in by_seed(draws)] + [
+        (_named(row), row) for row in sorted(found, key=lambda row: (row["mode"], row["seed"]))
+    ]:
         loss, agree = (
             " → ".join(f"{row[f'held_out_{what}_{when}']:{form}}" for when in ("before", "after"))
             for what, form in (("loss", ".3f"), ("agreement", ".1f"))
         )
         print(f"| {name} | {row['top1_before']:.2f} | {row['top1_after']:.2f} | {loss} | {agree} |")
     print()
-    draws = [row for row in found if row["mode"] == "static drop, random"]
-    own = next(row for row in found if row["mode"] == "static drop")
-    words = [f"{when} {against(own, draws, f'right_{when}')}" for when in ("before", "after")]
-    print(f"Effect less the mean of the {len(draws)} draws: " + ", ".join(words))
+    print("| mean of the draws of effect, less | before | after |")
+    print("| --- " * 3 + "|")
+    for score in ("random", "radial", "attention", "uniform", "impact"):
+        others = [row for row in found if row["mode"] == f"static drop, {score}"]
+        words = [against(draws, others, f"right_{when}") for when in ("before", "after")]
+        mean = f", mean of {len(others)} draws" if len(others) > 1 else ""
+        print(f"| {score}{mean} | {words[0]} | {words[1]} |")
     print()
 
 
-def against(own: dict[str, Any], draws: list[dict[str, Any]], which: str) -> str:
-    """A row less the mean of others on the same images, in points, with the 95 % interval."""
+def by_seed(found: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Rows in order of their seeds."""
+    return sorted(found, key=lambda row: int(row["seed"]))
 
-    def right(row: dict[str, Any]) -> Tensor:
-        return hits(row[which], row["images"]).double()
 
-    gain = 100 * (right(own) - torch.stack([right(row) for row in draws]).mean(dim=0))
-    mean, margin = float(gain.mean()), NORMAL * float(gain.std()) / math.sqrt(len(gain))
+def _named(row: dict[str, Any]) -> str:
+    name = str(row["mode"]).removeprefix("static drop").removeprefix(", ") or "effect, with mirror images"
+    return f"{name}, draw {row['seed']}" if name == "random" else name
+
+
+def against(own: list[dict[str, Any]], others: list[dict[str, Any]], which: str) -> str:
+    """The mean of some rows less that of others on the same images, in points, with a 95 % interval over images and
+    draws."""
+    mine, theirs = (torch.stack([hits(row[which], row["images"]).double() for row in found]) for found in (own, others))
+    gain = mine.mean(dim=0) - theirs.mean(dim=0)
+    spread = float(gain.var()) / len(gain) + _between(mine) + _between(theirs)
+    mean, margin = 100 * float(gain.mean()), 100 * NORMAL * math.sqrt(spread)
     return f"{mean:.2f} ({mean - margin:.2f} to {mean + margin:.2f})"
+
+
+def _between(right: Tensor) -> float:
+    """The variance of a mean over draws: (draws, images) → its share of right answers'; 0 where there is one draw."""
+    return float(right.mean(dim=1).var()) / len(right) if len(right) > 1 else 0.0
 
 
 if __name__ == "__main__":
     temperature_table()
     settings_table()
+    default_table()
     draws_table()

@@ -16,7 +16,7 @@ from patchslim.hosts import open_host
 from patchslim.plan import build_plan
 from patchslim.search.features import Features
 from patchslim.search.groups import Likeness, likeness, static_groups
-from patchslim.slim.merge import IMPORTANCE
+from patchslim.slim.merge import FLOOR
 from small import make_host, make_images, relative
 
 DEPTH, PATCHES = 4, 16
@@ -89,15 +89,15 @@ def random_likeness(seed: int, weighed: bool) -> Likeness:
 
 
 def slow_groups(found: Likeness, counts: list[int], drops: list[int]) -> tuple[list[list[int]], list[int]]:
-    """One pair at a time: every second patch and its nearest among the others, the most alike first."""
+    """One pair at a time: every second patch and its nearest, those of least weight times distance first."""
     alive, into, kept = list(range(PATCHES)), [-1] * PATCHES, []
     for layer, count in enumerate(counts):
         pairs = []
         for mover in alive[::2] if 0 < count < len(alive) else []:
             target = max(alive[1::2], key=lambda other: float(found.similarity[layer, mover, other]))
-            weight = 0.0 if found.importance is None else float(found.importance[layer, mover])
-            pairs.append((float(found.similarity[layer, mover, target]) - IMPORTANCE * weight, mover, target))
-        pairs.sort(reverse=True)
+            weight = 1.0 if found.importance is None else float(found.importance[layer, mover]) + FLOOR
+            pairs.append((weight * (1 - float(found.similarity[layer, mover, target])), mover, target))
+        pairs.sort()
         for _, mover, target in pairs[: len(alive) - count]:
             into[mover] = -1 if layer + 1 in drops else target
         movers = [mover for _, mover, _ in pairs]

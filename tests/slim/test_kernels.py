@@ -27,7 +27,7 @@ from hf_small import make_hf
 from patchslim.hosts import answer_of, attention, fast, timm_block
 from patchslim.hosts.attention import plain, sized
 from patchslim.plan import build_plan
-from patchslim.slim.merge import IMPORTANCE, match, match_by_cost, merge, unit_keys
+from patchslim.slim.merge import FLOOR, match, merge, unit_keys, weight_of
 from patchslim.slim.tokens import Tokens
 
 pytest.importorskip("triton")
@@ -84,23 +84,20 @@ def test_the_class_tokens_attention(shape: Any, alike: bool, seed: int) -> None:
     torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-6)
 
 
-@given(SHAPES, st.integers(0, 2), st.floats(0, 1), st.sampled_from(["plain", "weighed", "cost"]), st.integers(0, 99))
-@example((2, 2, 75, 4), 1, 0.8, "weighed", 0)  # more pairs than one program looks after
-@example((1, 1, 70, 4), 1, 0.5, "cost", 1)
+@given(SHAPES, st.integers(0, 2), st.floats(0, 1), st.booleans(), st.integers(0, 99))
+@example((2, 2, 75, 4), 1, 0.8, True, 0)  # more pairs than one program looks after
+@example((1, 1, 70, 4), 1, 0.5, False, 1)
 @settings(max_examples=8, deadline=None)
-def test_pairs_and_merges(shape: Any, prefix: int, share: float, way: str, seed: int) -> None:
+def test_pairs_and_merges(shape: Any, prefix: int, share: float, weighed: bool, seed: int) -> None:
     batch, heads, t, width = shape
     normal = drawn(seed)
     k, x = keys_of(normal, batch, heads, prefix + t, width), normal(batch, prefix + t, 20)
     size = normal(batch, prefix + t).abs() + 1
     n = t - round(share * (t - t // 2))  # as many as there are pairs may go
-    importance = None if way == "plain" else normal(batch, t).abs()
-    offset = torch.zeros(batch, t, device=DEVICE)
-    if importance is not None:
-        offset = normal(batch, t) if way == "cost" else IMPORTANCE * importance
-    keys = unit_keys(k, prefix)
-    found = match_by_cost(keys, n, offset) if way == "cost" else match(keys, n, importance)
-    place = pair_kernels.pair(k, offset, prefix, n, way == "cost")
+    importance = normal(batch, t).abs() if weighed else None
+    weight = normal(batch, t).exp() if weighed else torch.ones(batch, t, device=DEVICE)
+    found = match(unit_keys(k, prefix), n, weight if weighed else None)
+    place = pair_kernels.pair(k, weight, prefix, n)
     rows = torch.arange(batch, device=DEVICE)[:, None]
     assert (place[rows, found.keep] == torch.arange(n, device=DEVICE)).all()
     assert (place[rows, found.gone] == found.into).all()
@@ -134,9 +131,9 @@ def test_pairs_by_the_class_tokens_attention(shape: Any, prefix: int, share: flo
     n = t - round(share * (t - t // 2))
     rows = (0.4 * q @ k.transpose(2, 3) + size.log()[:, None, None]).softmax(dim=-1).mean(dim=1)[:, 0]
     importance = rows[:, prefix:] * t
-    place, found = pair_kernels.pair_by_class(q, k, size, 0.4, prefix, n, IMPORTANCE)
+    place, found = pair_kernels.pair_by_class(q, k, size, 0.4, prefix, n, FLOOR)
     torch.testing.assert_close(found, importance, rtol=1e-5, atol=1e-6)
-    wanted = match(unit_keys(k, prefix), n, importance)
+    wanted = match(unit_keys(k, prefix), n, weight_of(importance))
     each = torch.arange(batch, device=DEVICE)[:, None]
     assert (place[each, wanted.keep] == torch.arange(n, device=DEVICE)).all()
     assert (place[each, wanted.gone] == wanted.into).all()
@@ -202,12 +199,12 @@ def test_attention_of_few_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_compiler_can_rely_on_their_shapes() -> None:
     normal = drawn(0)
     k, q, size = keys_of(normal, 2, 3, 9, 8), normal(2, 3, 4, 8), normal(2, 9).abs() + 1
-    place = pair_kernels.pair(k, normal(2, 8), 1, 6, False)
+    place = pair_kernels.pair(k, normal(2, 8), 1, 6)
     for name, args in (
         ("attend", (q, k, k, size, 0.4)),
         ("class_rows", (q[:, :, :1], k, size, 0.4)),
-        ("pair", (k, normal(2, 8), 1, 6, True)),
-        ("pair_by_class", (q[:, :, :1], k, size, 0.4, 1, 6, 0.2)),
+        ("pair", (k, normal(2, 8), 1, 6)),
+        ("pair_by_class", (q[:, :, :1], k, size, 0.4, 1, 6, 0.3)),
         ("merge_rows", (normal(2, 9, 20), size, size[:, 1:], place, 6)),
         ("merge_normed", (normal(2, 9, 20), size, size[:, 1:], place, 6, normal(20), normal(20), 1e-5)),
     ):

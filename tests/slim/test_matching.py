@@ -1,22 +1,20 @@
 """Pairs by weight times distance, against a slow loop."""
 
-import math
-
 import torch
 import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from patchslim.slim.merge import TINY, Match, match, match_by_cost
+from patchslim.slim.merge import FLOOR, TINY, Match, match, weight_of
 from patchslim.slim.reduce import weigh
 
 
 def keys_of(images: int, patches: int, seed: int) -> tuple[Tensor, Tensor]:
-    """Keys at unit length (B, t, c) and log weights (B, t)."""
+    """Keys at unit length (B, t, c) and weights (B, t)."""
     generator = torch.Generator().manual_seed(seed)
     keys = F.normalize(torch.randn(images, patches, 6, generator=generator, dtype=torch.float64), dim=-1)
-    return keys, torch.randn(images, patches, generator=generator, dtype=torch.float64)
+    return keys, torch.randn(images, patches, generator=generator, dtype=torch.float64).exp()
 
 
 def slow_pairs(keys: Tensor, weight: list[float], r: int) -> dict[int, int]:
@@ -25,8 +23,15 @@ def slow_pairs(keys: Tensor, weight: list[float], r: int) -> dict[int, int]:
     for mover in range(0, len(keys), 2):
         host = max(range(1, len(keys), 2), key=lambda other: float(keys[mover] @ keys[other]))
         distance = max(1 - float(keys[mover] @ keys[host]), TINY)
-        costs.append((math.exp(weight[mover]) * distance, mover, host))
+        costs.append((weight[mover] * distance, mover, host))
     return {mover: host for _, mover, host in sorted(costs)[:r]}
+
+
+def most_alike(keys: Tensor, r: int) -> dict[int, int]:
+    """The r most alike of every even patch with its nearest odd one, of one image: keys (t, c)."""
+    alike = keys[::2] @ keys[1::2].T
+    best = sorted(range(len(alike)), key=lambda mover: -float(alike[mover].max()))[:r]
+    return {2 * mover: 2 * int(alike[mover].argmax()) + 1 for mover in best}
 
 
 def pairs_of(found: Match, image: int) -> dict[int, int]:
@@ -36,10 +41,10 @@ def pairs_of(found: Match, image: int) -> dict[int, int]:
 
 @settings(max_examples=60, deadline=None)
 @given(data=st.data(), patches=st.integers(2, 17), seed=st.integers(0, 9999))
-def test_match_by_cost_is_the_slow_loop(data: st.DataObject, patches: int, seed: int) -> None:
+def test_match_is_the_slow_loop(data: st.DataObject, patches: int, seed: int) -> None:
     keys, weight = keys_of(3, patches, seed)
     n = data.draw(st.integers(patches // 2, patches))
-    found = match_by_cost(keys, n, weight)
+    found = match(keys, n, weight)
     assert found.keep.shape == (3, n)
     assert found.gone.shape == found.into.shape == (3, patches - n)
     for image in range(3):
@@ -48,26 +53,36 @@ def test_match_by_cost_is_the_slow_loop(data: st.DataObject, patches: int, seed:
         assert all(into >= found.first for into in found.into[image].tolist())
 
 
-def test_with_equal_weights_the_most_alike_go_as_in_plain_matching() -> None:
+def test_with_equal_weights_the_most_alike_go() -> None:
     keys, _ = keys_of(3, 15, 1)
-    plain, found = match(keys, 10), match_by_cost(keys, 10, torch.zeros(3, 15, dtype=torch.float64))
-    assert all(pairs_of(plain, image) == pairs_of(found, image) for image in range(3))
+    plain, found = match(keys, 10), match(keys, 10, torch.ones(3, 15, dtype=torch.float64))
+    for image in range(3):
+        assert pairs_of(plain, image) == pairs_of(found, image) == most_alike(keys[image], 5)
 
 
 def test_a_patch_of_great_weight_stays_and_the_scale_of_weights_does_not_matter() -> None:
     keys, weight = keys_of(3, 16, 2)
-    weight[:, 4] = 20.0
-    found = match_by_cost(keys, 9, weight)
+    weight[:, 4] = 1e9
+    found = match(keys, 9, weight)
     assert not (found.gone == 4).any()
-    again = match_by_cost(keys, 9, weight - 7.0)
+    again = match(keys, 9, weight / 1024)
     assert all(torch.equal(a, b) for a, b in zip(found[:3], again[:3], strict=True))
 
 
 def test_a_copy_goes_first_whatever_it_weighs() -> None:
     keys, weight = keys_of(1, 16, 3)
     keys[0, 6] = keys[0, 3]
-    weight[0, 6] = weight.max() + 2
-    assert pairs_of(match_by_cost(keys, 15, weight), 0) == {6: 3}
+    weight[0, 6] = 8 * weight.max()
+    assert pairs_of(match(keys, 15, weight), 0) == {6: 3}
+
+
+def test_what_the_class_token_attends_to_weighs_more_and_nothing_weighs_nothing() -> None:
+    attention = torch.tensor([[0.0, 1.0, 4.0]])
+    weight = weight_of(attention)
+    assert weight is not None
+    assert torch.allclose(weight, attention + FLOOR)
+    assert (weight > 0).all()
+    assert weight_of(None) is None
 
 
 def test_weights_are_the_geometric_mean_of_what_G_says_and_attention() -> None:
@@ -75,6 +90,11 @@ def test_weights_are_the_geometric_mean_of_what_G_says_and_attention() -> None:
     score, attention = torch.randn(2, 3, 9, generator=generator)
     attention = attention.exp()
     share = score.exp() / score.exp().sum(dim=1, keepdim=True)
-    assert torch.allclose(weigh(score, None).exp(), share, atol=1e-6)
-    assert torch.allclose(weigh(score, attention).exp(), (share * attention).sqrt(), atol=1e-5)
+    for found, wanted in ((weigh(score, None), share), (weigh(score, attention), (share * attention).sqrt())):
+        assert torch.allclose(found, wanted / wanted.amax(dim=1, keepdim=True), atol=1e-6)
     assert torch.allclose(weigh(score + 5, attention), weigh(score, attention), atol=1e-5)
+
+
+def test_weights_of_a_sure_G_do_not_vanish() -> None:
+    score = torch.tensor([[-300.0, -310.0, -320.0]])
+    assert torch.allclose(weigh(score, None), torch.tensor([[1.0, 4.54e-5, 2.06e-9]]), rtol=1e-2)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from patchslim.hosts import Host
 from patchslim.search.features import Features
-from patchslim.slim.merge import match_halves, unit_keys
+from patchslim.slim.merge import match_halves, unit_keys, weight_of
 from patchslim.slim.predictor import as_fp32
 
 
@@ -60,8 +60,8 @@ def static_groups(
 def _one_block(found: Likeness, layer: int, alive: list[int], count: int, into: list[int] | None) -> list[int]:
     """The patches that stay, in the order in which the next block pairs them; notes in `into` what the others join."""
     similarity = found.similarity[layer - 1][alive[::2]][:, alive[1::2]]
-    weight = None if found.importance is None else found.importance[layer - 1][alive[::2]][None]
-    pairs = match_halves(similarity[None], len(alive) - count, weight)
+    importance = None if found.importance is None else found.importance[layer - 1][alive[::2]][None]
+    pairs = match_halves(similarity[None], len(alive) - count, weight_of(importance))
     stay = [alive[place] for place in pairs.keep[0].tolist()]
     if into is not None:
         for gone, target in zip(pairs.gone[0].tolist(), pairs.into[0].tolist(), strict=True):

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from patchslim.hosts import Host, open_host
 from patchslim.plan import SlimPlan
 from patchslim.slim.assemble import load_predictors
-from patchslim.slim.merge import IMPORTANCE, TINY, unit_keys
+from patchslim.slim.merge import FLOOR, TINY, unit_keys
 
 
 def masked_logits(
@@ -127,11 +127,12 @@ class _OneImage:
             every = torch.tensor([[1.0] * prefix + weight]).to(x)
             weight = (self.host.math.class_attention(block, incoming, every)[0, prefix:] * len(alive)).tolist()
         if plan.select == "matched":
-            kept, into = _pairs(alive, keys, weight if weighed else [0.0] * len(alive), len(alive) - count)
+            matter = [heed + FLOOR for heed in weight] if weighed else [1.0] * len(alive)
+            kept, into = _pairs(alive, keys, matter, len(alive) - count)
         else:
             score = self.predictors[layer](incoming.y[:, prefix:], torch.tensor([alive], device=x.device))[0].tolist()
             if plan.merges(layer):
-                kept, into = _cheapest(alive, keys, score, weight if weighed else None, len(alive) - count)
+                kept, into = _pairs(alive, keys, _matter(score, weight if weighed else None), len(alive) - count)
             else:
                 kept, into = self._predicted(layer, dict(zip(alive, score, strict=True))), {}
         return kept, into if plan.merges(layer) else {}, dict(zip(alive, weight, strict=True))
@@ -148,27 +149,19 @@ class _OneImage:
 
 
 def _pairs(alive: list[int], keys: Tensor, weight: list[float], r: int) -> tuple[list[int], dict[int, int]]:
-    """Every even patch's nearest odd one; the r most alike pairs become one. keys (t, c), in the order of `alive`."""
+    """Every even patch and its nearest odd one; the r pairs of least weight times distance become one. keys (t, c) and
+    weight in the order of `alive`."""
     even, odd = range(0, len(alive), 2), range(1, len(alive), 2)
     nearest = {i: max(odd, key=lambda j: float(keys[i] @ keys[j])) for i in even}
-    alike = {i: float(keys[i] @ keys[nearest[i]]) - IMPORTANCE * weight[i] for i in even}
-    ranked = sorted(even, key=lambda i: -alike[i])
-    into = {alive[i]: alive[nearest[i]] for i in ranked[:r]}
-    return [alive[i] for i in [*ranked[r:], *odd]], into
-
-
-def _cheapest(
-    alive: list[int], keys: Tensor, score: list[float], weight: list[float] | None, r: int
-) -> tuple[list[int], dict[int, int]]:
-    """The same pairs; the r of least weight times distance become one. The weight: the geometric mean of G's share
-    and the class token's attention, or the share alone."""
-    even, odd = range(0, len(alive), 2), range(1, len(alive), 2)
-    total = sum(math.exp(own) for own in score)
-    matter = [math.exp(own) / total for own in score]
-    if weight is not None:
-        matter = [math.sqrt(share * max(seen, TINY)) for share, seen in zip(matter, weight, strict=True)]
-    nearest = {i: max(odd, key=lambda j: float(keys[i] @ keys[j])) for i in even}
-    cost = {i: matter[i] * max(1 - float(keys[i] @ keys[nearest[i]]), TINY) for i in even}
+    cost = {i: weight[i] * max(1 - float(keys[i] @ keys[nearest[i]]), TINY) for i in even}
     ranked = sorted(even, key=lambda i: cost[i])
     into = {alive[i]: alive[nearest[i]] for i in ranked[:r]}
     return [alive[i] for i in [*ranked[r:], *odd]], into
+
+
+def _matter(score: list[float], seen: list[float] | None) -> list[float]:
+    """What patches weigh where G is asked: the geometric mean of its share and the class token's attention, or the
+    share alone."""
+    total = sum(math.exp(own) for own in score)
+    share = [math.exp(own) / total for own in score]
+    return share if seen is None else [math.sqrt(own * max(heed, TINY)) for own, heed in zip(share, seen, strict=True)]

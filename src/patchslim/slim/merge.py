@@ -19,7 +19,7 @@ from patchslim.slim.tokens import Tokens, pick, take
 if KERNELS:
     from patchslim.slim import merge_kernels, pair_kernels
 
-IMPORTANCE = 0.2  # how much a patch that the class token attends to resists being merged away; docs/decisions.md
+FLOOR = 0.3  # what a patch weighs that the class token does not attend to, beside 1 for the average; docs/decisions.md
 TINY = 1e-6
 MOST_PATCHES = 256  # whose pairs one program can hold
 
@@ -38,33 +38,28 @@ def unit_keys(k: Tensor, prefix: int) -> Tensor:
     return F.normalize(k[:, :, prefix:].transpose(1, 2).flatten(2), dim=-1)
 
 
-def match(keys: Tensor, n: int, importance: Tensor | None = None) -> Match:
-    """Pair patches by similarity: keys (B, t, c) at unit length, importance (B, t) with mean 1.
+def match(keys: Tensor, n: int, weight: Tensor | None = None) -> Match:
+    """Pair patches by similarity: keys (B, t, c) at unit length, weight (B, t), else all weigh the same.
 
-    Every second patch looks for its nearest among the others; the r pairs that are most alike become one. A patch
-    that matters much to the class token has to be that much more alike to go.
+    Every second patch looks for its nearest among the others; the r pairs whose weight times distance is least become
+    one: what a merge does to the network is about how much the patch matters times how far it is moved.
     """
-    movers, hosts = keys[:, ::2], keys[:, 1::2]
-    weight = None if importance is None else importance[:, ::2]
-    return match_halves(movers @ hosts.transpose(1, 2), keys.shape[1] - n, weight)
+    weight = None if weight is None else weight[:, ::2]
+    return match_halves(keys[:, ::2] @ keys[:, 1::2].transpose(1, 2), keys.shape[1] - n, weight)
 
 
-def match_halves(similarity: Tensor, r: int, importance: Tensor | None = None) -> Match:
-    """The same from the similarity of even to odd patches, (B, ⌈t/2⌉, ⌊t/2⌋); importance (B, ⌈t/2⌉)."""
+def match_halves(similarity: Tensor, r: int, weight: Tensor | None = None) -> Match:
+    """The same from the similarity of even to odd patches, (B, ⌈t/2⌉, ⌊t/2⌋); weight (B, ⌈t/2⌉)."""
     alike, nearest = similarity.max(dim=2)
-    if importance is not None:
-        alike = alike - IMPORTANCE * importance
-    return _joined(alike.argsort(dim=1, descending=True), nearest, r, similarity.shape[2])
+    cost = (1 - alike).clamp_min(TINY)
+    if weight is not None:
+        cost = weight * cost
+    return _joined(cost.argsort(dim=1), nearest, r, similarity.shape[2])
 
 
-def match_by_cost(keys: Tensor, n: int, log_weight: Tensor) -> Match:
-    """The same pairs; those go whose weight times distance is least: keys (B, t, c), log_weight (B, t).
-
-    What a merge does to the network is about how much the patch matters times how far it is moved.
-    """
-    alike, nearest = (keys[:, ::2] @ keys[:, 1::2].transpose(1, 2)).max(dim=2)
-    cost = log_weight[:, ::2] + (1 - alike).clamp_min(TINY).log()
-    return _joined(cost.argsort(dim=1), nearest, keys.shape[1] - n, keys.shape[1] // 2)
+def weight_of(importance: Tensor | None) -> Tensor | None:
+    """What patches weigh by the class token's attention, mean 1; None where none is read."""
+    return None if importance is None else importance + FLOOR
 
 
 def _joined(rank: Tensor, nearest: Tensor, r: int, hosts: int) -> Match:
@@ -75,16 +70,12 @@ def _joined(rank: Tensor, nearest: Tensor, r: int, hosts: int) -> Match:
     return Match(torch.cat([2 * stay, odd], dim=1), 2 * gone, nearest.gather(1, gone) + movers - r, movers - r)
 
 
-def join(
-    tokens: Tokens, k: Tensor, n: int, prefix: int, importance: Tensor | None, log_weight: Tensor | None = None
-) -> Tokens:
-    """Pair patches by keys k (B, H, p + t, d_h) and merge until `n` are left: by `match`, or with log_weight (B, t) by
-    `match_by_cost`. importance (B, t) as there, and how much each counts in an average."""
+def join(tokens: Tokens, k: Tensor, n: int, prefix: int, importance: Tensor | None, weight: Tensor | None) -> Tokens:
+    """Pair patches by keys k (B, H, p + t, d_h) and merge until `n` are left. weight (B, t) as in `match`;
+    importance (B, t) is how much each counts in an average."""
     if joins_fast(tokens, k, prefix):
-        return _join_fast(tokens, k, n, prefix, importance, log_weight)
-    keys = unit_keys(k, prefix)
-    found = match(keys, n, importance) if log_weight is None else match_by_cost(keys, n, log_weight)
-    return merge(tokens, found, prefix, importance)
+        return _join_fast(tokens, k, n, prefix, importance, weight)
+    return merge(tokens, match(unit_keys(k, prefix), n, weight), prefix, importance)
 
 
 def joins_fast(tokens: Tokens, k: Tensor, prefix: int) -> bool:
@@ -96,7 +87,7 @@ def joins_fast(tokens: Tokens, k: Tensor, prefix: int) -> bool:
 def join_by_class(tokens: Tokens, k: Tensor, n: int, prefix: int, query: ClassQuery, norm: Any) -> Tokens:
     """`join` in three kernels, the class token's attention for importance: tokens after LN1 come with it."""
     size = _sizes(tokens, k)
-    place, importance = pair_kernels.pair_by_class(query.q, k, size, query.scale, prefix, n, IMPORTANCE)
+    place, importance = pair_kernels.pair_by_class(query.q, k, size, query.scale, prefix, n, FLOOR)
     if not plain_norm(norm, tokens.x):
         return Tokens(*merge_kernels.merge_rows(tokens.x, size, importance, place, n))
     x, grown, normed = merge_kernels.merge_normed(
@@ -118,16 +109,15 @@ def _sizes(tokens: Tokens, k: Tensor) -> Tensor:
 
 
 def _join_fast(
-    tokens: Tokens, k: Tensor, n: int, prefix: int, importance: Tensor | None, log_weight: Tensor | None
+    tokens: Tokens, k: Tensor, n: int, prefix: int, importance: Tensor | None, weight: Tensor | None
 ) -> Tokens:
     """The same in three kernels."""
     size = _sizes(tokens, k)
-    offset = log_weight
-    if offset is None:
-        offset = size.new_zeros(k.shape[0], k.shape[2] - prefix) if importance is None else IMPORTANCE * importance
-    place = pair_kernels.pair(k, offset.float(), prefix, n, log_weight is not None)
-    weight = size[:, prefix:] if importance is None else importance
-    return Tokens(*merge_kernels.merge_rows(tokens.x, size, weight, place, n))
+    if weight is None:
+        weight = size.new_ones(k.shape[0], k.shape[2] - prefix)
+    place = pair_kernels.pair(k, weight.float(), prefix, n)
+    share = size[:, prefix:] if importance is None else importance
+    return Tokens(*merge_kernels.merge_rows(tokens.x, size, share, place, n))
 
 
 def merge(tokens: Tokens, found: Match, prefix: int, weight: Tensor | None = None) -> Tokens:

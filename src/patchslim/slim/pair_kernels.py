@@ -15,6 +15,9 @@ from patchslim.hosts.kernels import LINE, class_row, dense, exact
 
 TINY = tl.constexpr(1e-6)
 OWN = 32  # pairs whose rank one program finds
+# Ranks compare costs that are computed twice. Rounded once here and twice there, a patch would rank before itself, two
+# would go to one place, and one place would stay empty.
+EXACT_RANKS = {"enable_fp_fusion": False, "num_warps": 4}
 
 
 @triton.jit
@@ -82,36 +85,36 @@ def _nearest_tile(
 
 @triton.jit
 def _rank(
-    alike, nearest, offset, place,
-    found_b, offset_b, place_b, movers, hosts, parts, r,
-    OWN: tl.constexpr, MOVERS: tl.constexpr, BY_COST: tl.constexpr,
+    alike, nearest, weight, place,
+    found_b, weight_b, place_b, movers, hosts, parts, r,
+    OWN: tl.constexpr, MOVERS: tl.constexpr,
 ):  # fmt: skip
-    """Some pairs of one image: where both patches go. `offset` says how little each of them is willing to."""
+    """Some pairs of one image: where both patches go. `weight` is how much each patch matters."""
     image, own, mover = tl.program_id(0).to(tl.int64), tl.program_id(1) * OWN + tl.arange(0, OWN), tl.arange(0, MOVERS)
-    alike, nearest, offset = alike + image * found_b, nearest + image * found_b, offset + image * offset_b
+    alike, nearest, weight = alike + image * found_b, nearest + image * found_b, weight + image * weight_b
     near, joined = _found(alike, nearest, own, movers, parts)
-    mine = _worth(near, tl.load(offset + 2 * own, mask=own < movers, other=0.0), BY_COST)
+    mine = _cost(near, tl.load(weight + 2 * own, mask=own < movers, other=0.0))
     near, _ = _found(alike, nearest, mover, movers, parts)
-    every = _worth(near, tl.load(offset + 2 * mover, mask=mover < movers, other=0.0), BY_COST)
+    every = _cost(near, tl.load(weight + 2 * mover, mask=mover < movers, other=0.0))
     _place(place + image * place_b, mine, every, joined, own, mover, movers, hosts, r)
 
 
 @triton.jit
 def _rank_by_class(
     alike, nearest, heed, importance, place,
-    found_b, heed_b, t, heads, n_in, prefix, movers, hosts, parts, r, resistance,
+    found_b, heed_b, t, heads, n_in, prefix, movers, hosts, parts, r, floor,
     OWN: tl.constexpr, MOVERS: tl.constexpr,
 ):  # fmt: skip
-    """The same, where a patch is the less willing the more the first token attends to it, which is told too."""
+    """The same, where a patch weighs the more the more the first token attends to it, which is told too."""
     image, own, mover = tl.program_id(0).to(tl.int64), tl.program_id(1) * OWN + tl.arange(0, OWN), tl.arange(0, MOVERS)
     alike, nearest, heed = alike + image * found_b, nearest + image * found_b, heed + image * heed_b + prefix
     even, odd = _mean(heed, 2 * own, t, heads, n_in), _mean(heed, 2 * own + 1, t, heads, n_in)
     tl.store(importance + image * t + 2 * own, even, mask=own < movers)
     tl.store(importance + image * t + 2 * own + 1, odd, mask=own < hosts)
     near, joined = _found(alike, nearest, own, movers, parts)
-    mine = near - resistance * even
+    mine = _cost(near, even + floor)
     near, _ = _found(alike, nearest, mover, movers, parts)
-    every = near - resistance * _mean(heed, 2 * mover, t, heads, n_in)
+    every = _cost(near, _mean(heed, 2 * mover, t, heads, n_in) + floor)
     _place(place + image * t, mine, every, joined, own, mover, movers, hosts, r)
 
 
@@ -127,10 +130,10 @@ def _mean(heed, patch, t, heads, n_in):
 @triton.jit
 def _place(place, mine, every, joined, own, mover, movers, hosts, r):
     """By their rank among all movers some pairs join; the others' movers come first, then the odd patches."""
-    every = tl.where(mover < movers, every, float("-inf"))
-    # A rank is a count of better ones: no sort, and ties go by place.
+    every = tl.where(mover < movers, every, float("inf"))
+    # A rank is a count of cheaper ones: no sort, and ties go by place.
     tied = (every[None, :] == mine[:, None]) & (mover[None, :] < own[:, None])
-    rank = tl.sum(((every[None, :] > mine[:, None]) | tied).to(tl.int32), axis=1)
+    rank = tl.sum(((every[None, :] < mine[:, None]) | tied).to(tl.int32), axis=1)
     goes = tl.where(rank < r, joined + movers - r, rank - r)
     tl.store(place + 2 * own, goes, mask=own < movers)
     tl.store(place + 2 * own + 1, own + movers - r, mask=own < hosts)
@@ -151,9 +154,9 @@ def _found(alike, nearest, mover, movers, parts):
 
 
 @triton.jit
-def _worth(near, weight, BY_COST: tl.constexpr):
-    """How willingly even patches go."""
-    return -(weight + tl.log(tl.maximum(1 - near, TINY))) if BY_COST else near - weight
+def _cost(near, weight):
+    """What a merge costs: weight times distance."""
+    return weight * tl.maximum(1 - near, TINY)
 
 
 class _Pairs(NamedTuple):
@@ -181,19 +184,17 @@ def _pairs(k: Tensor, prefix: int) -> _Pairs:
     return _Pairs(movers, hosts, side, parts, tiles, channels, alike, torch.empty_like(alike, dtype=torch.int32))
 
 
-def _places(k: Tensor, offset: Tensor, prefix: int, n: int, by_cost: bool) -> Tensor:
+def _places(k: Tensor, weight: Tensor, prefix: int, n: int) -> Tensor:
     """Room for the result."""
     return k.new_empty(k.shape[0], k.shape[2] - prefix, dtype=torch.int32)
 
 
 @operator("patchslim::pair", _places)
-def pair(k: Tensor, offset: Tensor, prefix: int, n: int, by_cost: bool) -> Tensor:
-    """Where every patch goes when `n` stay: k (B, H, p + t, d_h), offset (B, t) in fp32 → (B, t) places among the n.
-
-    Pairs by similarity of keys, less the offset; by cost, the offset is the log of a weight on the distance.
-    """
+def pair(k: Tensor, weight: Tensor, prefix: int, n: int) -> Tensor:
+    """Where every patch goes when `n` stay: k (B, H, p + t, d_h), weight (B, t) in fp32 → (B, t) places among the n.
+    Pairs by similarity of keys; those of least weight times distance become one."""
     batch, heads, tokens, width = k.shape
-    k, offset, place = dense(k), dense(offset), _places(k, offset, prefix, n, by_cost)
+    k, weight, place = dense(k), dense(weight), _places(k, weight, prefix, n)
     own = _pairs(k, prefix)
     found_b = own.parts * own.movers
     with torch.cuda.device_of(k):  # a launch goes to the current device
@@ -203,15 +204,15 @@ def pair(k: Tensor, offset: Tensor, prefix: int, n: int, by_cost: bool) -> Tenso
             WIDTH=width, SIDE=own.side, CHANNELS=own.channels, EXACT=exact(k.dtype), num_warps=_warps(own.side),
         )  # fmt: skip
         _rank[(batch, triton.cdiv(own.movers, OWN))](
-            own.alike, own.nearest, offset, place,
-            found_b, offset.stride(0), place.stride(0), own.movers, own.hosts, own.parts, tokens - prefix - n,
-            OWN=OWN, MOVERS=triton.next_power_of_2(own.movers), BY_COST=by_cost, num_warps=4,
+            own.alike, own.nearest, weight, place,
+            found_b, weight.stride(0), place.stride(0), own.movers, own.hosts, own.parts, tokens - prefix - n,
+            OWN=OWN, MOVERS=triton.next_power_of_2(own.movers), **EXACT_RANKS,
         )  # fmt: skip
     return place
 
 
 def _weighed(
-    q: Tensor, k: Tensor, size: Tensor, scale: float, prefix: int, n: int, resistance: float
+    q: Tensor, k: Tensor, size: Tensor, scale: float, prefix: int, n: int, floor: float
 ) -> tuple[Tensor, Tensor]:
     """Room for both results."""
     shape = k.shape[0], k.shape[2] - prefix
@@ -220,13 +221,13 @@ def _weighed(
 
 @operator("patchslim::pair_by_class", _weighed)
 def pair_by_class(
-    q: Tensor, k: Tensor, size: Tensor, scale: float, prefix: int, n: int, resistance: float
+    q: Tensor, k: Tensor, size: Tensor, scale: float, prefix: int, n: int, floor: float
 ) -> tuple[Tensor, Tensor]:
-    """The same with `resistance` times a patch's importance for offset, which comes along: the first token's attention
-    to it, averaged over heads, mean 1. q (B, H, 1, d_h), k (B, H, p + t, d_h), size (B or 1, p + t) → twice (B, t)."""
+    """The same where a patch weighs its importance plus `floor`; importance comes along: the first token's attention to
+    it, averaged over heads, mean 1. q (B, H, 1, d_h), k (B, H, p + t, d_h), size (B or 1, p + t) → twice (B, t)."""
     batch, heads, tokens, width = k.shape
     q, k, size, t = dense(q), dense(k), dense(size), tokens - prefix
-    place, importance = _weighed(q, k, size, scale, prefix, n, resistance)
+    place, importance = _weighed(q, k, size, scale, prefix, n, floor)
     own, heed = _pairs(k, prefix), k.new_empty(batch, heads, tokens, dtype=torch.float32)
     found_b = own.parts * own.movers
     with torch.cuda.device_of(k):  # a launch goes to the current device
@@ -239,8 +240,8 @@ def pair_by_class(
         )  # fmt: skip
         _rank_by_class[(batch, triton.cdiv(own.movers, OWN))](
             own.alike, own.nearest, heed, importance, place,
-            found_b, heads * tokens, t, heads, tokens, prefix, own.movers, own.hosts, own.parts, t - n, resistance,
-            OWN=OWN, MOVERS=triton.next_power_of_2(own.movers), num_warps=4,
+            found_b, heads * tokens, t, heads, tokens, prefix, own.movers, own.hosts, own.parts, t - n, floor,
+            OWN=OWN, MOVERS=triton.next_power_of_2(own.movers), **EXACT_RANKS,
         )  # fmt: skip
     return place, importance
 

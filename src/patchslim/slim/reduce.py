@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from patchslim.hosts.base import Incoming
-from patchslim.slim.merge import TINY, join, join_by_class, joins_fast, match, unit_keys
+from patchslim.slim.merge import TINY, join, join_by_class, joins_fast, match, unit_keys, weight_of
 from patchslim.slim.predictor import as_fp32
 from patchslim.slim.tokens import Tokens, first, pick
 
@@ -82,23 +82,24 @@ class Predicted(PerImage):
 
 
 def weigh(score: Tensor, importance: Tensor | None) -> Tensor:
-    """How much patches matter, in logs: G's word and, where a class token is read, its attention, in equal parts.
-
-    G saw the whole network's answer, attention sees this image as it is by now: (B, t), (B, t) → (B, t).
-    """
+    """How much patches matter, the most being 1: by G's word and, where a class token is read, its attention, in equal
+    parts. G saw the whole network's answer, attention sees this image as it is by now: (B, t), (B, t) → (B, t)."""
     share = score.log_softmax(dim=1)
-    return share if importance is None else (share + as_fp32(importance).clamp_min(TINY).log()) / 2
+    if importance is not None:
+        share = (share + as_fp32(importance).clamp_min(TINY).log()) / 2
+    return (share - share.amax(dim=1, keepdim=True)).exp()
 
 
 class Matched(PerImage):
     """Patches that say the same as another one go."""
 
     def forward(self, tokens: Tokens, incoming: Incoming, block: Any) -> Tokens:
-        """Pairs by similarity, where patches that matter to the class token resist."""
+        """Pairs of least weight times distance become one; what the class token attends to weighs more."""
         if self.merges and self.weighed and joins_fast(tokens, incoming.k, self.prefix):
             query, norm = block.math.class_query(block, incoming), block.math.first_norm(block)
             return join_by_class(tokens, incoming.k, self.n, self.prefix, query, norm)
         importance = self.importance(tokens, incoming, block)
+        weight = weight_of(importance)
         if self.merges:
-            return join(tokens, incoming.k, self.n, self.prefix, importance)
-        return pick(tokens, match(unit_keys(incoming.k, self.prefix), self.n, importance).keep, self.prefix)
+            return join(tokens, incoming.k, self.n, self.prefix, importance, weight)
+        return pick(tokens, match(unit_keys(incoming.k, self.prefix), self.n, weight).keep, self.prefix)
