@@ -25,7 +25,6 @@ from modes_table import MODES, answers
 from patchslim.cli.common import open_device, open_model
 from patchslim.data import ImageSource, open_images
 from patchslim.files import write_json
-from patchslim.hosts.weights import write_weights
 from patchslim.peers.hits import to_hex
 from patchslim.recover import recover
 
@@ -43,7 +42,6 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--memory", type=Path, help="folder for what searches find out, shared by all ratios")
     parser.add_argument("--batch-size", type=int, default=128, help="of searches")
     parser.add_argument("--workers", type=int, default=15)
-    parser.add_argument("--save", type=Path, help="folder for the weights that recoveries find, MODE@RATIO.safetensors")
     parser.add_argument("--seconds", type=float, help="begin no row after so many")
     return parser.parse_args()
 
@@ -79,13 +77,14 @@ def measured(
     model: nn.Module, images: ImageSource, train: Remembered, val: ImageSource | None, *settings: Any
 ) -> dict[str, Any]:
     """One row: search, measure, recover, measure again."""
-    search, config, memory, save = settings
+    search, config, memory = settings
     start = time.monotonic()
     plan, weights = ps.search(model, images, search, checkpoint=memory)
     slim = ps.apply(model, plan, weights)
     row: dict[str, Any] = {
         "target_macs": search.target_macs,
         "seed": search.seed,
+        "recovery_seed": config.seed,
         "macs_ratio": ps.count_macs(slim) / ps.count_macs(model),
         "patches_per_block": list(plan.counts),
         "drops": plan.drops,
@@ -94,9 +93,6 @@ def measured(
     }
     result = recover(slim, model, train, config)
     row |= numbers(result)
-    if save is not None:
-        save.parent.mkdir(parents=True, exist_ok=True)
-        write_weights(save, result.model.state_dict())
     return row if val is None else row | scored(slim, val, "before") | scored(result.model, val, "after")
 
 
@@ -119,8 +115,7 @@ def main() -> None:
             break
         search = ps.SearchConfig(target_macs=ratio, seed=seed, batch_size=args.batch_size, **MODES[mode])
         memory = None if args.memory is None else args.memory / f"{mode} {seed}"
-        save = None if args.save is None else args.save / f"{mode}@{ratio:g}.safetensors"
-        row = {"mode": mode} | measured(model, images, train, val, search, config, memory, save)
+        row = {"mode": mode} | measured(model, images, train, val, search, config, memory)
         table["rows"].append(row)
         print(json.dumps({name: value for name, value in row.items() if "right" not in name}), flush=True)
         write_json(args.out, table)

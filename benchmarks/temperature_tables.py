@@ -1,4 +1,5 @@
-"""Prints the tables of docs/results.md and docs/decisions.md on recovery as it comes and on masks drawn several times.
+"""Prints the tables of docs/results.md and docs/decisions.md on recovery: its temperature and settings, as it
+comes by several seeds, and after it static masks drawn several times.
 
 python benchmarks/temperature_tables.py
 """
