@@ -1,5 +1,5 @@
 """Prints the tables of docs/results.md and docs/decisions.md on recovery: its temperature and settings, as it
-comes by several seeds, and after it static masks drawn several times.
+comes by several seeds, what more was tried, and after it static masks drawn several times.
 
 python benchmarks/temperature_tables.py
 """
@@ -56,6 +56,23 @@ def settings_table() -> None:
         looks = row["looks"][-LAST:]
         error, kl, agree = (sum(look[name] for look in looks) / LAST for name in ("err", "kl", "agree"))
         print(f"| {row['call']} | {row['settings']} | {looks[-1]['step']} | {error:.4f} | {kl:.4f} | {agree:.1f} % |")
+    print()
+
+
+def plateau_table() -> None:
+    """Ways to learn more from the same pictures, by images that recovery has and has not seen."""
+    print("| settings | steps | seeds | error, TRAIN | KL | same answer | KL, photographs | KL, TRAIN seen |")
+    print("| --- " * 8 + "|")
+    kinds: dict[tuple[str, int], list[dict[str, Any]]] = {}
+    for row in rows("recovery_plateau_*.json"):
+        kinds.setdefault((row["settings"], row["steps"]), []).append(row)
+    for (settings, steps), found in kinds.items():
+        error, kl, other, seen = (
+            ", ".join(f"{row[when][name]:.4f}" for row in found)
+            for when, name in (("after", "err_t"), ("after", "kl_t"), ("after", "kl_n"), ("seen", "kl_s"))
+        )
+        agree = ", ".join(f"{row['after']['agree_t']:.1f}" for row in found)
+        print(f"| {settings} | {steps} | {len(found)} | {error} | {kl} | {agree} % | {other} | {seen} |")
     print()
 
 
@@ -139,5 +156,6 @@ def _between(right: Tensor) -> float:
 if __name__ == "__main__":
     temperature_table()
     settings_table()
+    plateau_table()
     default_table()
     draws_table()

@@ -8,7 +8,7 @@ import patchslim
 # Rooms in the order in which data passes through them.
 ORDER = (
     *("version", "errors", "files", "packages", "timing", "models", "hosts", "plan", "macs", "data", "scores", "slim"),
-    *("search", "recover", "api", "runs", "quantise", "measure", "export", "peers", "report", "cli"),
+    *("search", "recover", "api", "runs", "quantise", "measure", "export", "peers", "report", "cli", "__main__"),
 )
 SOURCE = Path(patchslim.__file__).parent
 

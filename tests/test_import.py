@@ -14,6 +14,17 @@ def test_import_is_lean() -> None:
     assert done.stdout.split("\n")[0] == "[] False"
 
 
+def test_the_package_is_a_command_too() -> None:
+    import patchslim
+
+    command = [sys.executable, "-m", "patchslim"]
+    done = subprocess.run([*command, "--version"], capture_output=True, text=True, check=True)
+    assert done.stdout == f"{patchslim.__version__}\n"
+    refused = subprocess.run([*command, "inspect", "no_such_model"], capture_output=True, text=True, check=False)
+    assert refused.returncode == 2
+    assert "no_such_model" in refused.stderr
+
+
 def test_public_names_exist() -> None:
     import patchslim
 

@@ -118,7 +118,7 @@ def test_the_tables_in_the_docs_are_the_raw_files(
         tables[name]()
     runpy.run_path(str(ROOT / "benchmarks" / "export_tables.py"))["export_table"]()
     newer = runpy.run_path(str(ROOT / "benchmarks" / "temperature_tables.py"))
-    for name in ("temperature_table", "settings_table", "default_table", "draws_table"):
+    for name in ("temperature_table", "settings_table", "plateau_table", "default_table", "draws_table"):
         newer[name]()
     page = "".join((ROOT / "docs" / name).read_text(encoding="utf-8") for name in ("results.md", "decisions.md"))
     shown = [line for line in capsys.readouterr().out.splitlines() if line]
