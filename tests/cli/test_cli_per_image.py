@@ -2,12 +2,15 @@
 
 import json
 import shutil
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from commands import call
+from patchslim.errors import PatchslimError
 from patchslim.slim import packed_attention
 
 SLIM = ["slim", "digits_vit", "--pretrained", "--data", "digits", "--images", "8", "--target-macs", "0.6"]
@@ -127,3 +130,26 @@ def test_bench_of_a_threshold_needs_images(runs: dict[str, Path], capsys: pytest
     code, _, said = run(capsys, "bench", str(runs["threshold"]), "--data", "digits", "--compile")
     assert code == 2
     assert "compiled" in said
+
+
+@pytest.mark.parametrize(
+    ("way", "device", "images"),
+    [("matched", "cuda", 1024), ("threshold", "cuda", 1024), ("static merge", "cuda", 256), ("matched", "cpu", 256)],
+)
+def test_how_many_images_choose_unless_somebody_says(
+    way: str, device: str, images: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    module = import_module("patchslim.cli.slim")
+    limits = []
+
+    def opened(*args: object, limit: int, **others: object) -> None:
+        limits.append(limit)
+        raise PatchslimError("That is all this test wants to know.")
+
+    monkeypatch.setattr(module, "open_device", lambda name: torch.device(device))
+    monkeypatch.setattr(module, "open_images", opened)
+    unsaid = [word for word in SLIM if word not in ("--images", "8")]
+    for words in (unsaid, SLIM):
+        assert call(*words, *WAYS[way], "--out", str(tmp_path / "run")) == 2
+    assert limits == [images, 8]
+    assert not (tmp_path / "run").exists()

@@ -38,6 +38,8 @@ from patchslim.search.budget import check_reachable, reachable
 from patchslim.search.config import Score
 from patchslim.timing.place import place_of
 
+FEW_IMAGES, MANY_IMAGES = 256, 1024  # docs/decisions.md
+
 
 def slim(
     model: Model,
@@ -100,7 +102,10 @@ def slim(
             help="Of predicted and matched: at most so many blocks choose, which small batches on a GPU like [any].",
         ),
     ] = None,
-    images: Annotated[int, typer.Option("--images", min=1, help="Calibration images to use.")] = 256,
+    images: Annotated[
+        int | None,
+        typer.Option("--images", min=1, help="Calibration images to use [256; matched or predicted on a GPU: 1024]."),
+    ] = None,
     step: Annotated[
         int, typer.Option("--step", min=1, help="Patches added at a time, with a score other than effect.")
     ] = 10,
@@ -155,7 +160,8 @@ def slim(
         check_reachable(info, config.removed, ratio, config.select, config.predictor)
         note_generous(info, config, ratio)
     note_random([model], checkpoint, pretrained)
-    source = open_images(data, model=network, limit=images, seed=seed, workers=workers_for(place))
+    limit = images or usual_images(config.select, place)
+    source = open_images(data, model=network, limit=limit, seed=seed, workers=workers_for(place))
     started = {
         "model": info.name,
         "settings": config.as_dict(),
@@ -176,6 +182,12 @@ def slim(
     results = [{"run": str(run)} | metrics for run, metrics in runs.items()]
     text = "\n".join(summary(run, metrics) for run, metrics in runs.items())
     report(results[0] if len(ratios) < 2 else {"sweep": str(folder), "runs": results}, as_json, text)
+
+
+def usual_images(select: Select, place: torch.device) -> int:
+    """Where images choose their own patches, counts found with more of them hold better for others; static patches
+    gain nothing. A GPU has time for them."""
+    return MANY_IMAGES if select != "static" and place.type == "cuda" else FEW_IMAGES
 
 
 def default_folder(model: str) -> Path:
