@@ -2,106 +2,34 @@
 
 import copy
 from collections.abc import Mapping
-from functools import cache
-from itertools import product
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from torch import Tensor, nn
+from torch import Tensor
 
 import patchslim as ps
-from patchslim.data import as_source
-from patchslim.hosts import HostInfo, open_host
 from patchslim.macs import macs_of_counts
-from patchslim.plan import PredictorSpec, SlimPlan, build_plan
+from patchslim.plan import PredictorSpec, build_plan
 from patchslim.search import measured, predict
-from patchslim.search.features import Features
-from patchslim.search.groups import likeness, static_groups
-from patchslim.search.ledger import Ledger
-from patchslim.search.measured import Draft, Measured
-from patchslim.search.schedule import Counts, removing
 from patchslim.slim.predictor import hidden_width
 from power import Interrupted, interrupt_after
-from small import make_host, make_images, read_by
+from searches import (
+    ASKED,
+    IMAGES,
+    PATCHES,
+    WAYS,
+    config,
+    limits,
+    ratio,
+    readout_error,
+    searched,
+    target_at,
+)
+from small import make_host, make_images
 
-WAYS: dict[str, dict[str, Any]] = {
-    "matched merge": {"select": "matched", "removed": "merge"},
-    "matched drop": {"select": "matched", "removed": "drop"},
-    "static merge": {"select": "static", "removed": "merge"},
-    "predicted drop": {"select": "predicted", "removed": "drop"},
-    "predicted drop, pool": {"select": "predicted", "removed": "drop", "predictor": "pool"},
-    "predicted merge": {"select": "predicted", "removed": "merge"},
-    "predicted threshold": {"select": "predicted", "removed": "drop", "mode": "threshold"},
-}
-ASKED = [("class", 0.5), ("attention pool", 0.5), ("registers", 0.3), ("mean with prefix", 0.9)]  # hosts and shares
-IMAGES, PATCHES = 5, 16
 pytestmark = pytest.mark.filterwarnings("ignore:There is no packed attention")
-
-
-def config(way: str, **changes: Any) -> ps.SearchConfig:
-    """Settings for 16 patches and a handful of images."""
-    return ps.SearchConfig(**({"batch_size": 8, "predictor_epochs": 3} | WAYS[way] | changes))
-
-
-Found = tuple[SlimPlan, dict[str, Tensor]]
-
-
-@cache
-def searched(kind: str, way: str, **changes: Any) -> Found:
-    """The outcome of a search on a small host, the same one for every test that asks."""
-    return ps.search(make_host(kind), make_images(IMAGES), config(way, **changes))
-
-
-def least(info: HostInfo) -> list[int]:
-    """As few patches as pairs can leave."""
-    return [8, 4, 2, 1 if info.reads_patches else 0]
-
-
-@cache
-def limits(kind: str, way: str) -> tuple[float, float]:
-    """The least and the largest MAC ratio, from plans that have them."""
-    model, how = make_host(kind), WAYS[way]
-    info = ps.inspect(model)
-    last = int(info.reads_patches)
-    fields: dict[str, Any] = {"select": how["select"], "removed": how["removed"]}
-    if how["select"] == "static":
-        kept = [list(range(count)) for count in least(info)]
-        into = [-1, 0 if last else -1, 0, 1, *range(4), *range(8)]
-        fewest = build_plan(info, removed="merge", kept=kept, into=into)
-    elif how["select"] == "matched":
-        fewest = build_plan(info, **fields, patches_per_block=least(info))
-    else:
-        predictor = how.get("predictor", "context")
-        spec = PredictorSpec(kind=predictor, hidden=hidden_width(info, predictor), weights="")
-        counts = least(info) if how["removed"] == "merge" else [1, 1, 1, last]
-        fewest = build_plan(info, **fields, patches_per_block=counts, predictor=spec)
-    everything = build_plan(info, kept=[list(range(PATCHES))] * 3 + [list(range(PATCHES * last))])
-    return ratio(model, fewest), ratio(model, everything)
-
-
-def ratio(model: nn.Module, plan: SlimPlan) -> float:
-    return ps.count_macs(model, plan) / ps.count_macs(model)
-
-
-@torch.no_grad()
-def readout_error(model: Any, images: Tensor, plan: SlimPlan, weights: Mapping[str, Tensor]) -> float:
-    """‖f̂ − f‖² / ‖f‖² by running both models, one image at a time."""
-    slim: Any = ps.apply(model, plan, weights)
-    errors = []
-    for image in images.split(1):
-        found, true = (read_by(one, image) for one in (slim, model))
-        errors.append(float((found - true).double().square().sum() / true.double().square().sum()))
-    return sum(errors) / len(errors)
-
-
-def target_at(kind: str, way: str, share: float) -> float:
-    """A ratio so far from the least one to the largest."""
-    low, high = limits(kind, way)
-    return low + share * (high - low)
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -291,127 +219,6 @@ def test_a_host_of_one_block_has_nothing_to_remove_but_what_nobody_reads(way: st
     plan, weights = ps.search(model, images, config(way, **asked))
     assert plan.counts == (0,)
     assert readout_error(model, images, plan, weights) < 1e-10
-
-
-@cache
-def measuring(kind: str, way: str) -> Measured:
-    """A search of plans that merge, to ask for single errors."""
-    host = open_host(make_host(kind))
-    features = Features(host, as_source(make_images(3)), 3, 2**30)
-    draft: Draft
-    if WAYS[way]["select"] == "matched":
-
-        def draft(counts: Counts, drops: tuple[int, ...]) -> SlimPlan:
-            fields: dict[str, Any] = {"patches_per_block": list(counts), "drops": list(drops)}
-            return build_plan(host.info, select="matched", removed="merge", **fields)
-
-    else:
-        found = likeness(host, features)
-
-        def draft(counts: Counts, drops: tuple[int, ...]) -> SlimPlan:
-            kept, into = static_groups(found, counts, drops)
-            return build_plan(host.info, removed="merge", kept=kept, into=into)
-
-    return Measured(host, features, config(way, target_macs=0.5), Ledger(), lambda event: None, draft)
-
-
-@st.composite
-def pairs(draw: st.DrawFn) -> Counts:
-    """Counts that pairs can reach."""
-    counts, left = [], PATCHES
-    for _ in range(4):
-        left = draw(st.integers(max(1, left // 2), left))
-        counts.append(left)
-    return tuple(counts)
-
-
-@settings(max_examples=12, deadline=None)
-@given(
-    counts=pairs(),
-    kind=st.sampled_from(["class", "mean with prefix"]),
-    way=st.sampled_from(["matched merge", "static merge"]),
-)
-def test_blocks_drop_only_where_that_lowers_the_error(counts: Counts, kind: str, way: str) -> None:
-    search = measuring(kind, way)
-    counts = counts if search.info.reads_patches else (*counts[:3], 0)
-    drops = search.choose_drops(counts)
-    assert set(drops) <= set(removing(PATCHES, counts))
-    assert search.error(counts, drops) <= search.error(counts)
-    # Each was worth it when it was chosen, the last blocks first, and none that was left out would have been.
-    for layer in removing(PATCHES, counts):
-        later = tuple(drop for drop in drops if drop > layer)
-        helps = search.error(counts, (layer, *later)) < search.error(counts, later)
-        assert helps == (layer in drops)
-
-
-@pytest.mark.parametrize("way", ["matched merge", "static merge"])
-def test_a_block_that_drops_really_does_better(way: str) -> None:
-    """By running the models, wherever some blocks drop and some merge; and there are such cases."""
-    search, found = measuring("mean with prefix", way), 0
-    model, images = make_host("mean with prefix"), make_images(3)
-    for counts in [(8, 4, 2, 1), (12, 8, 5, 3), (16, 12, 9, 6), (13, 11, 9, 6), (10, 9, 8, 7), (14, 8, 7, 4)]:
-        drops = search.choose_drops(counts)
-        if 0 < len(drops) < len(removing(PATCHES, counts)):
-            with_drops, without = (readout_error(model, images, search.draft(counts, some), {}) for some in (drops, ()))
-            assert with_drops < without
-            found += 1
-    assert found
-
-
-@pytest.mark.parametrize("way", ["matched merge", "static merge"])
-def test_blocks_that_drop_get_counts_of_their_own(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Counts found while all blocks merged are a start; what is found is never worse, and somewhere it is better."""
-    gains = []
-    for kind, drops in product(("class", "mean with prefix"), ((1,), (2,), (1, 2))):
-        search, target = measuring(kind, way), target_at(kind, way, 0.6)
-        monkeypatch.setattr(search, "choose_drops", lambda counts, own=drops: own)
-        plan, (counts, kept) = search._find()(target)
-        assert kept == drops
-        assert search.draft(counts, drops) == plan
-        assert search.cost.of(counts) <= target * ps.count_macs(make_host(kind))
-        gains.append(search.error(search.at_ratio(target), drops) - search.error(counts, drops))
-    assert min(gains) >= 0
-    assert max(gains) > 0
-
-
-@pytest.mark.parametrize("way", ["matched merge", "static merge"])
-@pytest.mark.parametrize("tolerance", [0.05, 0.3])
-def test_the_tolerance_holds_before_blocks_drop(way: str, tolerance: float) -> None:
-    for kind in ("class", "mean with prefix"):
-        search = measuring(kind, way)
-        counts = search.within(tolerance)
-        assert search.error(counts) <= tolerance
-        assert min(counts[:3]) < PATCHES
-
-
-@pytest.mark.parametrize("way", ["matched merge", "matched drop", "predicted merge", "predicted drop"])
-@pytest.mark.parametrize("asked", ["ratio", "tolerance"])
-def test_few_blocks_choose_where_few_may(asked: str, way: str) -> None:
-    model, images, target = make_host(), make_images(IMAGES), target_at("class", way, 0.5)
-    limit = {"target_macs": target} if asked == "ratio" else {"tolerance": 0.1}
-    free, _ = searched("class", way, **limit)
-    most = len(free.choosing) - 1
-    assert most > 0  # or there is nothing to see
-    plan, _ = ps.search(model, images, config(way, choosing_blocks=most, **limit))
-    assert 0 < len(plan.choosing) <= most
-    if asked == "ratio":
-        assert 0.9 * target < ratio(model, plan) <= target
-    else:
-        assert ratio(model, plan) < 1
-
-
-def test_too_few_blocks_to_choose_in_are_told() -> None:
-    low, _ = limits("class", "matched merge")
-    with pytest.raises(ps.BudgetError, match="so few blocks choose \\(1\\)"):
-        ps.search(make_host(), make_images(2), config("matched merge", target_macs=low + 0.02, choosing_blocks=1))
-    with pytest.raises(ps.BudgetError, match="is for images that choose"):
-        ps.SearchConfig(target_macs=0.6, choosing_blocks=2)
-
-
-def test_removing_blocks_are_those_that_keep_some_and_not_all() -> None:
-    assert removing(16, [16, 12, 12, 0]) == [2]
-    assert removing(16, [15, 15, 7, 1]) == [1, 3, 4]
-    assert removing(16, [16, 16, 16, 0]) == []
 
 
 @pytest.mark.parametrize("way", WAYS)
