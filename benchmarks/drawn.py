@@ -18,8 +18,9 @@ from patchslim.peers.power import Power, power_macs
 from patchslim.plan import PredictorKind, Removed, SlimPlan, build_plan, make_plan
 from patchslim.search.cost import predictor_of
 from patchslim.slim import apply
-from patchslim.slim.assemble import name_predictors
-from patchslim.slim.predictor import make_predictor, predictor_fingerprint
+from patchslim.slim.assemble import name_choosers
+from patchslim.slim.chooser import chooser_fingerprint
+from patchslim.slim.predictor import make_predictor
 
 # How patches leave: the DeiT-Ti plans at 0.55 of the MACs in docs/results.md, of 196. Other ratios stretch them.
 STATIC = (141, 141, 140, 127, 116, 112, 110, 106, 105, 105, 95)
@@ -85,8 +86,8 @@ def predicted_plan(
     counts = counts_at(info, ratio, macs, shape=shape)
     fields: dict[str, Any] = {"select": "predicted", "removed": removed, "patches_per_block": counts}
     choosing = build_plan(info, **fields, predictor=spec).choosing
-    weights = name_predictors(host, {layer: make_predictor(info, kind, spec.hidden) for layer in choosing})
-    spec = spec.model_copy(update={"weights": predictor_fingerprint(weights)})
+    weights = name_choosers(host, {layer: make_predictor(info, kind, spec.hidden) for layer in choosing})
+    spec = spec.model_copy(update={"weights": chooser_fingerprint(weights)})
     return build_plan(info, **fields, predictor=spec), weights
 
 

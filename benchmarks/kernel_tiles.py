@@ -83,8 +83,8 @@ def nearest(tile: tuple[int, ...], k: Tensor) -> tuple[Tensor, Tensor]:
     alike = k.new_empty(batch, parts, movers, dtype=torch.float32)
     which = torch.empty_like(alike, dtype=torch.int32)
     pair_kernels._nearest[(batch, triton.cdiv(movers, side) * parts)](
-        k, alike, which, *k.stride()[:3], parts * movers, heads, movers, hosts, parts, 1,
-        WIDTH=WIDTH, SIDE=side, CHANNELS=WIDTH, EXACT="tf32", num_warps=warps,
+        k[:, :, 1:], alike, which, *k.stride()[:3], parts * movers, heads, movers, hosts, parts,
+        WIDTH=WIDTH, SIDE=side, CHANNELS=WIDTH, DIRECTED=True, EXACT="tf32", num_warps=warps,
     )  # fmt: skip
     return alike, which
 

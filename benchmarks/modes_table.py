@@ -32,7 +32,7 @@ from patchslim.peers.hits import to_hex
 from patchslim.search.features import Features
 from patchslim.search.ledger import Ledger
 from patchslim.search.predict import Trainer
-from patchslim.slim.assemble import load_predictors
+from patchslim.slim.assemble import load_choosers
 from patchslim.slim.model import Counts, SlimModel, counting
 
 STATIC = {
@@ -97,7 +97,7 @@ def ranks(
     """How well G ranks patches of images it has not seen, per block."""
     host = open_host(model)
     device = next(model.parameters()).device
-    predictors = {layer: found.to(device) for layer, found in load_predictors(host, plan, weights).items()}
+    predictors: Any = {layer: found.to(device) for layer, found in load_choosers(host, plan, weights).items()}
     features = Features(host, val, config.batch_size, 16 * 2**30)
     found = Trainer(host, features, config, Ledger(), lambda event: None).rank_correlations(plan, predictors)
     return {layer: round(value, 4) for layer, value in found.items()}

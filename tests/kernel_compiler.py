@@ -16,13 +16,15 @@ from patchslim.slim import pair_kernels as pairing
 
 FLOATS = {"scale": "fp32", "eps": "fp32", "floor": "fp32"}
 MOST_SHARED = 99 * 1024  # bytes that a program may keep to itself on the least of GPUs since 2020
-BF16 = dict.fromkeys("qkvx", "*bf16") | {"weight": "*fp32", "size": "*fp32", "place": "*i32"}
-FP32 = dict.fromkeys("qkvx", "*fp32") | {"weight": "*fp32", "size": "*fp32", "place": "*i32"}
+BF16 = dict.fromkeys("qkvxz", "*bf16") | {"weight": "*fp32", "size": "*fp32", "place": "*i32"}
+FP32 = dict.fromkeys("qkvxz", "*fp32") | {"weight": "*fp32", "size": "*fp32", "place": "*i32"}
 FOUND = {"alike": "*fp32", "nearest": "*i32", "weight": "*fp32", "grown": "*fp32"}
 FOUND |= {"heed": "*fp32", "importance": "*fp32"}
 NORM = {"out": "*bf16", "gain": "*bf16", "bias": "*bf16", "normed": "*bf16"}
 HEAD = {"WIDTH": 64, "CHANNELS": 64, "EXACT": "tf32"}
 WIDE = {"WIDTH": 128, "CHANNELS": 128, "EXACT": "ieee"}  # the widest head, in fp32
+KEYS = {"DIRECTED": True}
+FEATURES = {"WIDTH": 32, "CHANNELS": 32, "DIRECTED": False}  # of a distance
 Case = tuple[Any, dict[str, str], dict[str, Any], dict[str, int]]
 
 
@@ -44,7 +46,8 @@ def nearest(kinds: dict[str, str], head: dict[str, Any], tokens: int, movers: in
 def look(kinds: dict[str, str], head: dict[str, Any], tokens: int, movers: int) -> Case:
     """That kernel with the class token's attention."""
     _, _, constants, launch = nearest(kinds, head, tokens, movers)
-    return pairing._look, kinds, constants | {"KEYS": 256}, {"num_warps": max(4, launch["num_warps"])}
+    constants |= {"KEY_WIDTH": 64, "KEY_CHANNELS": 64, "KEYS": 256}
+    return pairing._look, kinds, constants, {"num_warps": max(4, launch["num_warps"])}
 
 
 # Of every kernel: types of its pointers, constants as ViTs of 196 patches give them, and how it is launched.
@@ -55,13 +58,17 @@ CASES: list[Case] = [
     attend(FP32, WIDE, 197, True),
     attend(FP32, WIDE, 50000, True),
     (attention._class_rows, BF16 | {"out": "*fp32"}, {"WIDTH": 64, "CHANNELS": 64, "KEYS": 256}, {}),
-    nearest(BF16, HEAD, 197, 98),
-    nearest(BF16, HEAD, 50000, 98),
-    nearest(BF16, HEAD, 50000, 50),
-    nearest(FP32, WIDE, 50000, 98),
-    look(BF16, HEAD, 197, 98),
-    look(BF16, HEAD, 50000, 98),
-    look(FP32, WIDE, 50000, 98),
+    nearest(BF16, HEAD | KEYS, 197, 98),
+    nearest(BF16, HEAD | KEYS, 50000, 98),
+    nearest(BF16, HEAD | KEYS, 50000, 50),
+    nearest(FP32, WIDE | KEYS, 50000, 98),
+    nearest(BF16, HEAD | FEATURES, 50000, 98),
+    look(BF16, HEAD | KEYS, 197, 98),
+    look(BF16, HEAD | KEYS, 50000, 98),
+    look(FP32, WIDE | KEYS, 50000, 98),
+    look(BF16, HEAD | FEATURES, 197, 98),
+    look(BF16, HEAD | FEATURES, 50000, 98),
+    look(FP32, WIDE | FEATURES, 50000, 98),
     (pairing._rank_by_class, BF16, {"OWN": pairing.OWN, "MOVERS": 128}, pairing.EXACT_RANKS),
     (pairing._rank, BF16, {"OWN": pairing.OWN, "MOVERS": 128}, pairing.EXACT_RANKS),
     (merging._merge, BF16 | NORM, {"WIDTH": 512, "PATCHES": 256, "NORM": True}, {"num_warps": 1}),

@@ -9,13 +9,14 @@ from torch import Tensor, nn
 
 import patchslim as ps
 from patchslim.hosts import HostInfo
-from patchslim.plan import PredictorSpec, SlimPlan, build_plan
+from patchslim.plan import DistanceSpec, PredictorSpec, SlimPlan, build_plan
 from patchslim.slim.predictor import hidden_width
 from small import make_host, make_images, read_by
 
 WAYS: dict[str, dict[str, Any]] = {
     "matched merge": {"select": "matched", "removed": "merge"},
     "matched drop": {"select": "matched", "removed": "drop"},
+    "matched merge, keys": {"select": "matched", "removed": "merge", "distance": "keys"},
     "static merge": {"select": "static", "removed": "merge"},
     "predicted drop": {"select": "predicted", "removed": "drop"},
     "predicted drop, pool": {"select": "predicted", "removed": "drop", "predictor": "pool"},
@@ -57,7 +58,9 @@ def limits(kind: str, way: str) -> tuple[float, float]:
         into = [-1, 0 if last else -1, 0, 1, *range(4), *range(8)]
         fewest = build_plan(info, removed="merge", kept=kept, into=into)
     elif how["select"] == "matched":
-        fewest = build_plan(info, **fields, patches_per_block=least(info))
+        channels = PATCHES * 24 // (4 * 24 + PATCHES)  # as many as cost no more than keys
+        distance = None if how.get("distance") else DistanceSpec(channels=channels, weights="")
+        fewest = build_plan(info, **fields, patches_per_block=least(info), distance=distance)
     else:
         predictor = how.get("predictor", "context")
         spec = PredictorSpec(kind=predictor, hidden=hidden_width(info, predictor), weights="")

@@ -13,9 +13,10 @@ from torch import Tensor, nn
 import patchslim as ps
 from patchslim.hosts import open_host
 from patchslim.models import LVViT, T2TViT
-from patchslim.plan import PredictorSpec, SlimPlan, build_plan, make_plan
-from patchslim.slim.assemble import name_predictors
-from patchslim.slim.predictor import make_predictor, predictor_fingerprint
+from patchslim.plan import DistanceSpec, PredictorSpec, SlimPlan, build_plan, make_plan
+from patchslim.slim.assemble import name_choosers
+from patchslim.slim.chooser import DISTANCE, chooser_fingerprint, make_distance
+from patchslim.slim.predictor import make_predictor
 
 SMALL: dict[str, Any] = {
     "img_size": 32,
@@ -116,7 +117,14 @@ def predictors_of(model: nn.Module, layers: list[int], kind: Any = "mlp", seed: 
     for predictor in made.values():
         for parameter in predictor.parameters():
             nn.init.normal_(parameter, std=2.0)
-    return name_predictors(host, made)
+    return name_choosers(host, made)
+
+
+def distances_of(model: nn.Module, layers: list[int], channels: int, seed: int = 4) -> dict[str, Tensor]:
+    """Distances of nobody's making for some blocks, under the host's names."""
+    torch.manual_seed(seed)
+    host = open_host(model)
+    return name_choosers(host, {layer: make_distance(host.info.width, channels) for layer in layers}, DISTANCE)
 
 
 def per_image_plan(
@@ -128,6 +136,7 @@ def per_image_plan(
     kind: Any = "mlp",
     thresholds: list[float] | None = None,
     drops: list[int] | None = None,
+    channels: int | None = None,
 ) -> tuple[SlimPlan, dict[str, Tensor]]:
     """A plan by which images choose for themselves, and the weights it needs."""
     info = ps.inspect(model)
@@ -136,7 +145,12 @@ def per_image_plan(
         counts[-1] = 0
     fields: dict[str, Any] = {"select": select, "removed": removed, "patches_per_block": counts, "drops": drops or []}
     if select == "matched":
-        return build_plan(info, **fields), {}
+        plan = build_plan(info, **fields)
+        if channels is None:
+            return plan, {}
+        weights = distances_of(model, plan.choosing, channels)
+        distance = DistanceSpec(channels=channels, weights=chooser_fingerprint(weights))
+        return build_plan(info, **fields, distance=distance), weights
     spec = PredictorSpec(
         kind=kind,
         hidden=4,
@@ -147,7 +161,7 @@ def per_image_plan(
     )
     layers = build_plan(info, **fields, predictor=spec).choosing
     weights = predictors_of(model, layers, kind)
-    spec = spec.model_copy(update={"weights": predictor_fingerprint(weights)})
+    spec = spec.model_copy(update={"weights": chooser_fingerprint(weights)})
     return build_plan(info, **fields, predictor=spec), weights
 
 

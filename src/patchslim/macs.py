@@ -12,7 +12,7 @@ from typing import Any
 from torch import nn
 
 from patchslim.hosts import BlockShape, HostInfo, inspect
-from patchslim.plan import PredictorSpec, Removed, Select, SlimPlan
+from patchslim.plan import DistanceSpec, PredictorSpec, Removed, Select, SlimPlan
 
 
 def block_macs(shape: BlockShape, n_in: int, n: int) -> int:
@@ -29,9 +29,11 @@ def merge_macs(shape: BlockShape, kept: int, gone: int) -> int:
     return kept * gone * (shape.width + 3)
 
 
-def match_macs(info: HostInfo, shape: BlockShape, patches: int) -> int:
-    """Pairing `patches` patches by similarity of their keys, and the class token's attention beside it."""
-    return (patches + 1) // 2 * (patches // 2) * shape.attention_width + importance_macs(info, shape, patches)
+def match_macs(info: HostInfo, shape: BlockShape, patches: int, distance: DistanceSpec | None = None) -> int:
+    """Pairing `patches` patches by keys or by features of their own, and the class token's attention beside it."""
+    channels = shape.attention_width if distance is None else distance.channels
+    features = 0 if distance is None else patches * shape.width * channels
+    return features + (patches + 1) // 2 * (patches // 2) * channels + importance_macs(info, shape, patches)
 
 
 def importance_macs(info: HostInfo, shape: BlockShape, patches: int) -> int:
@@ -56,6 +58,7 @@ def choice_macs(
     select: Select = "static",
     merges: bool = False,
     predictor: PredictorSpec | None = None,
+    distance: DistanceSpec | None = None,
 ) -> int:
     """What block `layer` (from 1) spends on choosing `kept` of `patches` patches and on merging the others."""
     shape, gone = info.blocks[layer - 1], patches - kept
@@ -65,7 +68,7 @@ def choice_macs(
         return kept * gone * shape.width if merges else 0  # constant weights; sizes are known beforehand
     total = predictor_macs(info, predictor, patches) if predictor is not None else 0
     if select == "matched" or merges:
-        total += match_macs(info, shape, patches)
+        total += match_macs(info, shape, patches, distance)
     if merges:
         total += merge_macs(shape, patches // 2, gone)  # only every second patch takes any in
     return total
@@ -74,7 +77,8 @@ def choice_macs(
 def macs_of_counts(info: HostInfo, counts: Sequence[int], removed: Removed = "drop", **choice: Any) -> int:
     """MACs when block `l` keeps `counts[l - 1]` patches.
 
-    `choice` is what `choice_macs` takes: select and predictor; and `drops`, the blocks that drop where others merge.
+    `choice` is what `choice_macs` takes: select, predictor, distance; and `drops`, the blocks that drop where others
+    merge.
     """
     drops = choice.pop("drops", ())
     total, n_in = info.embed_macs, info.tokens
@@ -115,9 +119,8 @@ def macs_under(info: HostInfo, plan: SlimPlan, counts: Sequence[int]) -> int:
         above, least = (info.patches, *counts), max(1, plan.counts[-1])
         asked = [above[layer - 1] for layer in plan.choosing if above[layer - 1] > least]
         return macs_of_counts(info, counts) + sum(predictor_macs(info, plan.predictor, n) for n in asked)
-    return macs_of_counts(
-        info, counts, plan.removed, select=plan.select, predictor=plan.predictor, drops=tuple(plan.drops)
-    )
+    choice: dict[str, Any] = {"select": plan.select, "predictor": plan.predictor, "distance": plan.distance}
+    return macs_of_counts(info, counts, plan.removed, **choice, drops=tuple(plan.drops))
 
 
 def _static_merge_macs(info: HostInfo, plan: SlimPlan) -> int:

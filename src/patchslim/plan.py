@@ -60,6 +60,15 @@ class PredictorSpec(BaseModel):
     weights: str  # fingerprint of the weights trained with this plan
 
 
+class DistanceSpec(BaseModel):
+    """By what distance patches are matched, where it is not that of their keys, and whose weights it needs."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    channels: int = Field(ge=1)
+    weights: str  # fingerprint of the weights found with this plan
+
+
 class SlimPlan(BaseModel):
     """How many patches each block computes, which, what becomes of the others, and how it came about.
 
@@ -79,6 +88,7 @@ class SlimPlan(BaseModel):
     patches_per_block: list[int] | None = None
     drops: list[int] = Field(default_factory=list)
     predictor: PredictorSpec | None = None
+    distance: DistanceSpec | None = None
     into: list[int] | None = None
     provenance: dict[str, Any] = Field(default_factory=dict)
     kept: list[list[int]] = Field(default_factory=list)
@@ -101,8 +111,8 @@ class SlimPlan(BaseModel):
 
     def _check_static(self) -> None:
         """Nested patch lists, and groups that follow them."""
-        if self.patches_per_block is not None or self.predictor is not None or self.drops:
-            raise ValueError("a static plan lists its patches in kept; it has no counts, predictor or drops beside it")
+        if self.patches_per_block is not None or self.predictor or self.distance or self.drops:
+            raise ValueError("a static plan lists its patches in kept; it has no counts, chooser or drops beside it")
         self._check_depth(len(self.kept))
         outer = set(range(self.host.patches))
         for block, kept in enumerate(self.kept, start=1):
@@ -157,6 +167,8 @@ class SlimPlan(BaseModel):
 
     def _check_predictor(self) -> None:
         spec = self.predictor
+        if self.distance is not None and self.select != "matched":
+            raise ValueError("a distance goes with matched patches")
         if (self.select == "predicted") != (spec is not None):
             raise ValueError("a plan has a predictor exactly when its patches are predicted")
         if spec is None:
@@ -186,6 +198,10 @@ class SlimPlan(BaseModel):
     def mode(self) -> Mode:
         """threshold where images keep different numbers of patches, else top-k."""
         return "top-k" if self.predictor is None else self.predictor.mode
+
+    def by_keys(self) -> SlimPlan:
+        """The same plan with patches matched by their keys, which needs no weights beside the host's."""
+        return self.model_copy(update={"distance": None})
 
     @property
     def choosing(self) -> list[int]:
@@ -231,7 +247,8 @@ class SlimPlan(BaseModel):
 
     def to_json(self) -> str:
         """The plan as JSON, one line per block of a static plan, the same bytes for the same plan."""
-        unused = {name for name in ("patches_per_block", "drops", "predictor", "into") if not getattr(self, name)}
+        optional = ("patches_per_block", "drops", "predictor", "distance", "into")
+        unused = {name for name in optional if not getattr(self, name)}
         text = json.dumps(self.model_dump(exclude=unused | {"kept"}), indent=2)
         if not self.per_image:
             lines = ",\n    ".join(json.dumps(block) for block in self.kept)

@@ -23,7 +23,7 @@ def algorithm_1(**settings: Any) -> ps.SearchConfig:
 def test_the_ratio_is_met_from_below(kind: str, removed: Any) -> None:
     model, images = make_host(kind), make_images(4)
     info = ps.inspect(model)
-    low, high = reachable(info, removed)
+    low, high = reachable(info, ps.SearchConfig(removed=removed))
     patch = macs_of_counts(info, [16, 16, 16, 16], removed) / host_macs(info) / 4 / 16
     for target in (low + 0.02, 0.5 * (low + high), high - 0.02):
         plan, _ = ps.search(model, images, algorithm_1(target_macs=target, removed=removed, step=2))
@@ -40,7 +40,7 @@ def test_a_generous_ratio_keeps_all_that_matters() -> None:
 
 def test_an_unreachable_ratio_says_what_can_be_reached() -> None:
     model = make_host()
-    low, high = reachable(ps.inspect(model), "drop")
+    low, high = reachable(ps.inspect(model), ps.SearchConfig())
     with pytest.raises(ps.BudgetError, match=f"{low:.3f} to {high:.3f}"):
         ps.search(model, make_images(2), algorithm_1(target_macs=low - 0.01))
 

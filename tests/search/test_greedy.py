@@ -43,7 +43,7 @@ def searched(kind: str, **settings: Any) -> SlimPlan:
 
 
 def target_at(kind: str, share: float) -> float:
-    low, high = reachable(ps.inspect(make_host(kind)), "drop")
+    low, high = reachable(ps.inspect(make_host(kind)), ps.SearchConfig())
     return low + share * (high - low)
 
 
@@ -130,7 +130,7 @@ def test_every_readout_keeps_what_it_needs(kind: str) -> None:
 
 
 def test_an_unreachable_ratio_is_refused_with_what_can_be(kind: str) -> None:
-    low, high = reachable(ps.inspect(make_host(kind)), "drop")
+    low, high = reachable(ps.inspect(make_host(kind)), ps.SearchConfig())
     with pytest.raises(ps.BudgetError, match=f"{low:.3f} to {high:.3f}"):
         ps.search(make_host(kind), make_images(2), config(target_macs=low - 1e-3))
 

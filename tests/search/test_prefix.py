@@ -10,7 +10,7 @@ from patchslim.hosts import open_host
 from patchslim.search.features import Features
 from patchslim.search.measured import measure
 from patchslim.search.prefix import PrefixMemory
-from patchslim.slim.assemble import load_predictors
+from patchslim.slim.assemble import load_choosers
 from small import make_host, make_images, per_image_plan
 
 WAYS: list[dict[str, Any]] = [
@@ -28,7 +28,7 @@ def test_errors_are_the_same_and_the_bound_holds(way: dict[str, Any], limit: int
     memory = PrefixMemory(limit)
     for counts in ([13, 9, 6, 3], [13, 9, 6, 4], [13, 9, 7, 4], [13, 9, 6, 3], [16, 9, 7, 4], [13, 10, 7, 4]):
         plan, weights = per_image_plan(model, counts=counts, **way)
-        predictors = load_predictors(host, plan, weights)
+        predictors = load_choosers(host, plan, weights)
         assert measure(host, features, plan, predictors, memory) == measure(host, features, plan, predictors)
         assert memory.used <= limit
     assert bool(memory.states) == (limit > 0)

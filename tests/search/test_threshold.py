@@ -14,8 +14,9 @@ from patchslim.macs import macs_of_counts, plan_macs
 from patchslim.plan import PredictorSpec, SlimPlan, build_plan
 from patchslim.search.features import Features
 from patchslim.search.threshold import calibrate
-from patchslim.slim.assemble import name_predictors
-from patchslim.slim.predictor import make_predictor, predictor_fingerprint
+from patchslim.slim.assemble import name_choosers
+from patchslim.slim.chooser import chooser_fingerprint
+from patchslim.slim.predictor import make_predictor
 from small import make_host, make_images
 
 HIDDEN, PATCHES = 4, 16
@@ -44,8 +45,8 @@ def calibrated(
     budget = round(share * plan_macs(info, plan))
     found = calibrate(host, Features(host, as_source(seen), 4, 2**30), plan, predictors, budget)
     assert found.predictor is not None
-    weights = name_predictors(host, {layer: predictors[layer] for layer in found.choosing})
-    signed = found.predictor.model_copy(update={"weights": predictor_fingerprint(weights)})
+    weights = name_choosers(host, {layer: predictors[layer] for layer in found.choosing})
+    signed = found.predictor.model_copy(update={"weights": chooser_fingerprint(weights)})
     found = build_plan(info, **(found.model_dump(exclude={"host"}) | {"predictor": signed}))  # checked once more
     return found, ps.apply(model, found, weights), seen, budget
 

@@ -27,7 +27,7 @@ from hf_small import make_hf
 from patchslim.hosts import answer_of, attention, fast, timm_block
 from patchslim.hosts.attention import plain, sized
 from patchslim.plan import build_plan
-from patchslim.slim.merge import FLOOR, match, merge, unit_keys, weight_of
+from patchslim.slim.merge import FLOOR, Match, match, match_halves, merge, unit_keys, weight_of
 from patchslim.slim.tokens import Tokens
 
 pytest.importorskip("triton")
@@ -84,11 +84,12 @@ def test_the_class_tokens_attention(shape: Any, alike: bool, seed: int) -> None:
     torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-6)
 
 
-@given(SHAPES, st.integers(0, 2), st.floats(0, 1), st.booleans(), st.integers(0, 99))
-@example((2, 2, 75, 4), 1, 0.8, True, 0)  # more pairs than one program looks after
-@example((1, 1, 70, 4), 1, 0.5, False, 1)
+@given(SHAPES, st.integers(0, 2), st.floats(0, 1), st.booleans(), st.booleans(), st.integers(0, 99))
+@example((2, 2, 75, 4), 1, 0.8, True, True, 0)  # more pairs than one program looks after
+@example((2, 2, 75, 4), 1, 0.8, True, False, 0)
+@example((1, 1, 70, 4), 1, 0.5, False, True, 1)
 @settings(max_examples=8, deadline=None)
-def test_pairs_and_merges(shape: Any, prefix: int, share: float, weighed: bool, seed: int) -> None:
+def test_pairs_and_merges(shape: Any, prefix: int, share: float, weighed: bool, directed: bool, seed: int) -> None:
     batch, heads, t, width = shape
     normal = drawn(seed)
     k, x = keys_of(normal, batch, heads, prefix + t, width), normal(batch, prefix + t, 20)
@@ -96,8 +97,8 @@ def test_pairs_and_merges(shape: Any, prefix: int, share: float, weighed: bool, 
     n = t - round(share * (t - t // 2))  # as many as there are pairs may go
     importance = normal(batch, t).abs() if weighed else None
     weight = normal(batch, t).exp() if weighed else torch.ones(batch, t, device=DEVICE)
-    found = match(unit_keys(k, prefix), n, weight if weighed else None)
-    place = pair_kernels.pair(k, weight, prefix, n)
+    found = wanted_pairs(k[:, :, prefix:], directed, n, weight if weighed else None)
+    place = pair_kernels.pair(k[:, :, prefix:], weight, n, directed)
     rows = torch.arange(batch, device=DEVICE)[:, None]
     assert (place[rows, found.keep] == torch.arange(n, device=DEVICE)).all()
     assert (place[rows, found.gone] == found.into).all()
@@ -111,6 +112,15 @@ def test_pairs_and_merges(shape: Any, prefix: int, share: float, weighed: bool, 
     assert torch.equal(tokens[:, prefix:][alone], x[rows, prefix + own][alone])
 
 
+def wanted_pairs(z: Tensor, directed: bool, n: int, weight: Tensor | None) -> Match:
+    """By keys or by distances, the latter from torch's own: z (B, h, t, c)."""
+    if directed:
+        return match(unit_keys(z, 0), n, weight)
+    rows = z.transpose(1, 2).flatten(2).double()
+    closeness = 1 - torch.cdist(rows[:, ::2], rows[:, 1::2]).square()
+    return match_halves(closeness, z.shape[2] - n, None if weight is None else weight[:, ::2])
+
+
 def _check_norm(x: Tensor, size: Tensor, weight: Tensor, place: Tensor, n: int, wanted: Tokens) -> None:
     """Merging with a LayerNorm at its end."""
     gain, bias = drawn(1)(20), drawn(2)(20)
@@ -120,10 +130,13 @@ def _check_norm(x: Tensor, size: Tensor, weight: Tensor, place: Tensor, n: int, 
     torch.testing.assert_close(normed, F.layer_norm(tokens, (20,), gain, bias, 1e-5), rtol=1e-5, atol=1e-5)
 
 
-@given(SHAPES, st.integers(1, 2), st.floats(0, 1), st.booleans(), st.integers(0, 99))
-@example((2, 2, 75, 4), 1, 0.8, False, 0)  # several tiles and programs
+@given(SHAPES, st.integers(1, 2), st.floats(0, 1), st.booleans(), st.booleans(), st.integers(0, 99))
+@example((2, 2, 75, 4), 1, 0.8, False, True, 0)  # several tiles and programs
+@example((2, 2, 75, 4), 1, 0.8, False, False, 0)
 @settings(max_examples=8, deadline=None)
-def test_pairs_by_the_class_tokens_attention(shape: Any, prefix: int, share: float, alike: bool, seed: int) -> None:
+def test_pairs_by_the_class_tokens_attention(
+    shape: Any, prefix: int, share: float, alike: bool, directed: bool, seed: int
+) -> None:
     batch, heads, t, width = shape
     normal = drawn(seed)
     k, q = keys_of(normal, batch, heads, prefix + t, width), normal(batch, heads, 1, width)
@@ -131,9 +144,10 @@ def test_pairs_by_the_class_tokens_attention(shape: Any, prefix: int, share: flo
     n = t - round(share * (t - t // 2))
     rows = (0.4 * q @ k.transpose(2, 3) + size.log()[:, None, None]).softmax(dim=-1).mean(dim=1)[:, 0]
     importance = rows[:, prefix:] * t
-    place, found = pair_kernels.pair_by_class(q, k, size, 0.4, prefix, n, FLOOR)
+    z = k[:, :, prefix:] if directed else normal(batch, 1, t, 5)
+    place, found = pair_kernels.pair_by_class(q, k, z, size, 0.4, n, FLOOR, directed)
     torch.testing.assert_close(found, importance, rtol=1e-5, atol=1e-6)
-    wanted = match(unit_keys(k, prefix), n, weight_of(importance))
+    wanted = wanted_pairs(z, directed, n, weight_of(importance))
     each = torch.arange(batch, device=DEVICE)[:, None]
     assert (place[each, wanted.keep] == torch.arange(n, device=DEVICE)).all()
     assert (place[each, wanted.gone] == wanted.into).all()
@@ -199,12 +213,12 @@ def test_attention_of_few_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_compiler_can_rely_on_their_shapes() -> None:
     normal = drawn(0)
     k, q, size = keys_of(normal, 2, 3, 9, 8), normal(2, 3, 4, 8), normal(2, 9).abs() + 1
-    place = pair_kernels.pair(k, normal(2, 8), 1, 6)
+    place = pair_kernels.pair(k[:, :, 1:], normal(2, 8), 6, True)
     for name, args in (
         ("attend", (q, k, k, size, 0.4)),
         ("class_rows", (q[:, :, :1], k, size, 0.4)),
-        ("pair", (k, normal(2, 8), 1, 6)),
-        ("pair_by_class", (q[:, :, :1], k, size, 0.4, 1, 6, 0.3)),
+        ("pair", (k[:, :, 1:], normal(2, 8), 6, True)),
+        ("pair_by_class", (q[:, :, :1], k, normal(2, 1, 8, 4), size, 0.4, 6, 0.3, False)),
         ("merge_rows", (normal(2, 9, 20), size, size[:, 1:], place, 6)),
         ("merge_normed", (normal(2, 9, 20), size, size[:, 1:], place, 6, normal(20), normal(20), 1e-5)),
     ):

@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import patchslim as ps
-from patchslim.plan import SlimPlan, build_plan
+from patchslim.plan import DistanceSpec, SlimPlan, build_plan
 from patchslim.slim import SlimModel, packed_attention
+from patchslim.slim.chooser import is_chooser_key
 from small import COUNTS, KINDS, make_host, make_images, merge_plan, per_image_plan, relative
 
 CLOSE = 1e-5
@@ -21,6 +22,8 @@ WAYS: dict[str, dict[str, Any]] = {
     "matched merge": {"select": "matched", "removed": "merge"},
     "matched drop": {"select": "matched", "removed": "drop"},
     "matched merge, block 2 drops": {"select": "matched", "removed": "merge", "drops": [2]},
+    "matched merge, distance": {"select": "matched", "removed": "merge", "channels": 3},
+    "matched drop, distance": {"select": "matched", "removed": "drop", "channels": 5},
     "predicted drop": {"select": "predicted", "removed": "drop"},
     "predicted merge": {"select": "predicted", "removed": "merge"},
     "predicted merge, context": {"select": "predicted", "removed": "merge", "kind": "context"},
@@ -171,12 +174,12 @@ def test_static_merge_compiles_without_graph_breaks() -> None:
         assert relative(compiled(images), slim(images)) < CLOSE
 
 
-@pytest.mark.parametrize("way", ["matched merge", "predicted merge", "threshold"])
+@pytest.mark.parametrize("way", ["matched merge", "matched merge, distance", "predicted merge", "threshold"])
 def test_gradients_reach_every_weight(way: str) -> None:
     _, _, _, slim = made("class", way)
     slim(make_images(2)).square().sum().backward()
     for name, parameter in slim.named_parameters():
-        chosen = "predictor" in name  # which patches stay is not differentiable
+        chosen = is_chooser_key(name)  # which patches stay is not differentiable
         assert (parameter.grad is None) == chosen, name
 
 
@@ -223,7 +226,7 @@ def test_sources_stay_the_same_while_nothing_is_removed() -> None:
     assert rows[0].any(dim=1).sum().item() == 4
 
 
-@pytest.mark.parametrize("way", ["matched merge", "threshold"])
+@pytest.mark.parametrize("way", ["matched merge", "matched merge, distance", "threshold"])
 def test_copies_and_pickles(way: str) -> None:
     model, _, _, slim = made("class", way)
     images = make_images(2)
@@ -253,16 +256,40 @@ def test_a_predictor_of_another_plan_or_model_is_refused() -> None:
     with pytest.raises(ps.PlanError, match="give the weights of the predictor"):
         ps.apply(model, plan)
     matched, _ = per_image_plan(model, "matched", "merge")
-    with pytest.raises(ps.PlanError, match="no use for one"):
+    with pytest.raises(ps.PlanError, match="plan uses none"):
         ps.apply(model, matched, weights)
     wider = make_host("class", embed_dim=48)
     with pytest.raises(ps.PlanError, match="does not fit"):
         ps.apply(wider, plan, weights)
 
 
+def test_without_its_distances_a_plan_goes_by_keys() -> None:
+    model, plan, weights, slim = made("class", "matched merge, distance")
+    with pytest.warns(UserWarning, match="matched by keys"):
+        other = ps.apply(model, plan)
+    assert other.plan == plan.by_keys()
+    assert slim.plan == plan
+    images = make_images(3)
+    with torch.no_grad():
+        assert torch.equal(other(images), made("class", "matched merge")[3](images))
+        assert relative(slim(images), other(images)) > CLOSE
+    with pytest.raises(ps.PlanError, match="This distance was trained for another model or plan"):
+        ps.apply(model, plan, {name: tensor + 1 for name, tensor in weights.items()})
+    with pytest.raises(ps.PlanError, match="plan uses none"):
+        ps.apply(model, plan.by_keys(), weights)
+
+
+def test_distances_are_for_matched_patches() -> None:
+    info = ps.inspect(make_host())
+    distance = DistanceSpec(channels=3, weights="")
+    for fields in ({"kept": [[0]] * 4}, {"select": "predicted", "patches_per_block": [1, 1, 1, 0]}):
+        with pytest.raises(ps.PlanError, match=r"distance goes with matched|no counts, chooser"):
+            build_plan(info, distance=distance, **fields)
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_bf16_autocast_runs(kind: str) -> None:
-    for way in ("matched merge", "predicted merge", "threshold"):
+    for way in ("matched merge", "matched merge, distance", "predicted merge", "threshold"):
         _, _, _, slim = made(kind, way)
         with torch.no_grad(), torch.autocast("cpu", dtype=torch.bfloat16):
             assert bool(torch.isfinite(slim(make_images(2))).all())

@@ -7,6 +7,7 @@ from typing import Any
 from patchslim.cli.common import AsJson, Checkpoint, ImgSize, Model, is_run, open_model, refuse_with_run, report
 from patchslim.hosts import inspect
 from patchslim.macs import count_macs
+from patchslim.search import SearchConfig
 from patchslim.search.budget import reachable
 from patchslim.slim import load_host
 
@@ -21,7 +22,7 @@ def inspect_model(
     else:
         network = open_model(model, checkpoint, img_size=img_size)
     info = inspect(network)
-    low, high = reachable(info, "drop")
+    low, high = reachable(info, SearchConfig())
     result: dict[str, Any] = {
         "model": info.name,
         "supported": True,

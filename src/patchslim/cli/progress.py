@@ -90,6 +90,8 @@ def _words(event: Mapping[str, Any], info: HostInfo) -> tuple[str | None, str | 
         return "timing", event["what"], None
     if kind == "exact":
         return "scoring", "exact scores of every image", None
+    if kind == "distances":
+        return "learning", "how far apart patches are", None
     if kind == "predictor":
         return "training G", f"block {event['block']}", event["block"]
     if kind == "candidate":

@@ -35,7 +35,7 @@ from patchslim.plan import SPEED, Mode, PredictorKind, Removed, Select
 from patchslim.runs import SOURCE, check_folder, check_sweep_folder, make_run, make_sweep, run_name
 from patchslim.search import SearchConfig
 from patchslim.search.budget import check_reachable, reachable
-from patchslim.search.config import Score
+from patchslim.search.config import Distance, Score
 from patchslim.timing.place import place_of
 
 FEW_IMAGES, MANY_IMAGES = 256, 1024  # docs/decisions.md
@@ -94,6 +94,10 @@ def slim(
         PredictorKind | None,
         typer.Option("--predictor", help="Of predicted: the module G [context; with a threshold: mlp]."),
     ] = None,
+    distance: Annotated[
+        Distance | None,
+        typer.Option("--distance", help="Of matched: by what a difference does to the output, or by keys [effect]."),
+    ] = None,
     choosing_blocks: Annotated[
         int | None,
         typer.Option(
@@ -142,6 +146,7 @@ def slim(
         removed=removed,  # type: ignore[arg-type]  # None is resolved
         mode=mode,
         predictor=predictor,  # type: ignore[arg-type]  # None is resolved
+        distance=distance,
         choosing_blocks=choosing_blocks,
         step=step,
         tune_epochs=tune_epochs,  # type: ignore[arg-type]  # None is resolved
@@ -157,7 +162,7 @@ def slim(
     network = open_model(model, checkpoint, pretrained, img_size)
     info = inspect(network)
     for ratio in ratios:
-        check_reachable(info, config.removed, ratio, config.select, config.predictor)
+        check_reachable(info, config, ratio)
         note_generous(info, config, ratio)
     note_random([model], checkpoint, pretrained)
     limit = images or usual_images(config.select, place)
@@ -205,7 +210,7 @@ def read_ratios(text: str | None) -> list[float]:
 
 def note_generous(info: HostInfo, config: SearchConfig, target: float) -> None:
     """Say so when the ratio asked for is more than any plan needs."""
-    _, most = reachable(info, config.removed, config.select, config.predictor)
+    _, most = reachable(info, config)
     if target > most:
         console.print(f"No plan needs more than {most:.3f} of the MACs: the last block computes only what is read.")
 

@@ -22,7 +22,7 @@ from patchslim.runs.folder import check_started, searching
 from patchslim.search import SearchConfig, search
 from patchslim.search.topdown import Listener
 from patchslim.slim import apply, load
-from patchslim.slim.predictor import is_predictor_key
+from patchslim.slim.chooser import is_chooser_key
 from patchslim.slim.store import CONFIG, HOST_WEIGHTS, METRICS, PLAN, SEARCH, write_run
 
 
@@ -57,7 +57,7 @@ def write_found(
 ) -> dict[str, Any]:
     """Write a run of what a search found; returns its metrics, `known` among them."""
     metrics = measure_plan(network, plan) | {"peak_memory_gib": round(peak_memory_gib(), 2)} | dict(known)
-    if any(not is_predictor_key(name) for name in tuned):
+    if any(not is_chooser_key(name) for name in tuned):
         folder.mkdir(parents=True, exist_ok=True)
         write_weights(folder / HOST_WEIGHTS, network.state_dict())  # the teacher of a later recovery
     write_run(apply(network, plan, tuned), folder, started, metrics)

@@ -7,8 +7,9 @@ from collections.abc import Mapping
 from patchslim.errors import BudgetError
 from patchslim.hosts import HostInfo
 from patchslim.macs import host_macs
-from patchslim.plan import PredictorKind, Removed, Select
-from patchslim.search.cost import Cost, MacCost, predictor_of, snapped
+from patchslim.plan import Removed, Select
+from patchslim.search.config import SearchConfig
+from patchslim.search.cost import Cost, MacCost, snapped
 from patchslim.search.network import Partial
 from patchslim.search.schedule import Counts, Slots
 from patchslim.search.topdown import OverBudget, TopDown
@@ -17,12 +18,10 @@ CLOSE = 0.01  # a plan within this of the asked ratio needs no finer tolerance
 FIRST_GUESS, STRIDE, FINEST, LEAST = -1.5, 0.6, 0.02, -12.0  # of log10 ε
 
 
-def reachable(
-    info: HostInfo, removed: Removed, select: Select = "static", predictor: PredictorKind = "context"
-) -> tuple[float, float]:
+def reachable(info: HostInfo, config: SearchConfig) -> tuple[float, float]:
     """The least and the largest MAC ratio a plan can have."""
-    cost = MacCost(info, removed, select, predictor_of(info, select, predictor))
-    low, high = (cost.of(counts) / host_macs(info) for counts in (fewest(info, removed, select), everything(info)))
+    cost, least = MacCost.under(info, config), fewest(info, config.removed, config.select)
+    low, high = (cost.of(counts) / host_macs(info) for counts in (least, everything(info)))
     return low, high
 
 
@@ -39,15 +38,13 @@ def everything(info: HostInfo) -> Counts:
     return Slots(info).everything
 
 
-def check_reachable(
-    info: HostInfo, removed: Removed, target: float, select: Select = "static", predictor: PredictorKind = "context"
-) -> None:
+def check_reachable(info: HostInfo, config: SearchConfig, target: float) -> None:
     """Raise BudgetError, saying what can be reached, when the ratio can't."""
-    low, high = reachable(info, removed, select, predictor)
+    low, high = reachable(info, config)
     if target < low:
         raise BudgetError(
-            f"A MAC ratio of {target:g} can't be reached on {info.name} with {select} patches and removed set to "
-            f"{removed}; anything from {low:.3f} to {high:.3f} can."
+            f"A MAC ratio of {target:g} can't be reached on {info.name} with {config.select} patches and removed set "
+            f"to {config.removed}; anything from {low:.3f} to {high:.3f} can."
         )
 
 

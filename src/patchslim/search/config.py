@@ -12,6 +12,7 @@ from patchslim.timing.modes import MODES
 from patchslim.timing.running import DTYPES
 
 Score = Literal["effect", "impact", "attention", "random", "radial", "uniform"]
+Distance = Literal["effect", "keys"]
 SCORES: tuple[str, ...] = get_args(Score)
 
 
@@ -25,7 +26,8 @@ class SearchConfig:
     What is left at None gets the usual value for the way of choosing: where images choose, removed patches merge (with
     a threshold they can't), else they drop; patches are ranked by the effect of their removal (by the paper's impact
     where they are carried, or where block tuning is asked for); blocks are tuned for 3 epochs where the paper's
-    Algorithm 1 decides; G knows the image's average patch, except with a threshold, which compares images.
+    Algorithm 1 decides; G knows the image's average patch, except with a threshold, which compares images; matched
+    patches are as far apart as it matters to the readout.
     """
 
     tolerance: float | None = None  # ε: relative error of a block's reconstruction, or of the readout
@@ -39,6 +41,7 @@ class SearchConfig:
     removed: Removed = None  # type: ignore[assignment]  # None, until it is resolved
     mode: Mode = "top-k"  # of predicted patches
     predictor: PredictorKind = None  # type: ignore[assignment]  # the module G; None, until it is resolved
+    distance: Distance | None = None  # of matched patches: by what a difference does to the readout, or by keys
     choosing_blocks: int | None = None  # where images choose: at most so many blocks do; None: as many as pay
     predictor_epochs: int = 60  # epochs over the images in which G learns
     step: int = 10  # r': patches added at a time
@@ -68,6 +71,9 @@ class SearchConfig:
         put = object.__setattr__  # the usual way to set a field of a frozen dataclass once
         given = dict(vars(self))  # as given: None where it was left open
         drops = self.select == "static" or self.mode == "threshold"
+        if self.distance is not None and self.select != "matched":
+            raise BudgetError(f"A distance is for patches that are matched, not {self.select}; leave it out.")
+        put(self, "distance", self.distance or ("effect" if self.select == "matched" else None))
         put(self, "predictor", given["predictor"] or ("mlp" if self.mode == "threshold" else "context"))
         put(self, "removed", given["removed"] or ("drop" if drops else "merge"))
         if self.removed == "carry" and self.select != "static":
@@ -100,12 +106,13 @@ class SearchConfig:
             ("removed", get_args(Removed), "Removed patches can't {!r}"),
             ("mode", get_args(Mode), "There is no mode {!r}"),
             ("predictor", get_args(PredictorKind), "There is no predictor {!r}"),
+            ("distance", get_args(Distance), "There is no distance {!r}"),
             ("speed_dtype", tuple(DTYPES), "There is no dtype {!r}"),
             ("speed_mode", ("auto", *MODES), "There is no mode to time in called {!r}"),
         )
         for name, known, words in choices:
             value = getattr(self, name)
-            if value not in known and not (value is None and name in ("score", "removed", "predictor")):
+            if value not in known and not (value is None and name in ("score", "removed", "predictor", "distance")):
                 raise BudgetError(f"{words.format(value)}; choose one of {', '.join(known)}.")
 
     def _check_numbers(self) -> None:

@@ -8,8 +8,9 @@ from typing import Any, ClassVar, Protocol, TypeVar
 
 from patchslim.hosts import HostInfo
 from patchslim.macs import macs_of_counts
-from patchslim.plan import PredictorKind, PredictorSpec, Removed, Select, SlimPlan
-from patchslim.search.config import SearchConfig
+from patchslim.plan import DistanceSpec, PredictorKind, PredictorSpec, Removed, Select, SlimPlan
+from patchslim.search.config import Distance, SearchConfig
+from patchslim.slim.chooser import distance_channels
 from patchslim.slim.predictor import hidden_width
 
 Found = TypeVar("Found")
@@ -57,18 +58,24 @@ class MacCost:
     removed: Removed = "drop"
     select: Select = "static"
     predictor: PredictorSpec | None = None
+    distance: DistanceSpec | None = None
     grain: ClassVar[int] = 1
     unit: ClassVar[str] = "MACs"
 
     @classmethod
     def under(cls, info: HostInfo, config: SearchConfig) -> MacCost:
         """Of plans as the settings want them."""
-        return cls(info, config.removed, config.select, predictor_of(info, config.select, config.predictor))
+        predictor = predictor_of(info, config.select, config.predictor)
+        return cls(info, config.removed, config.select, predictor, distance_of(info, config.distance))
 
     def of(self, counts: Sequence[int]) -> int:
         """MACs per image."""
-        choice: dict[str, Any] = {"select": self.select, "predictor": self.predictor}
-        return macs_of_counts(self.info, counts, self.removed, **choice)
+        return macs_of_counts(self.info, counts, self.removed, select=self.select, **self.chooser)
+
+    @property
+    def chooser(self) -> dict[str, Any]:
+        """What `choice_macs` has to know of what patches are chosen by."""
+        return {"predictor": self.predictor, "distance": self.distance}
 
 
 @dataclass(frozen=True)
@@ -94,6 +101,11 @@ def predictor_of(info: HostInfo, select: Select, kind: PredictorKind) -> Predict
     if select != "predicted":
         return None
     return PredictorSpec(kind=kind, hidden=hidden_width(info, kind), weights="")
+
+
+def distance_of(info: HostInfo, kind: Distance | None) -> DistanceSpec | None:
+    """The distance that a plan will have, as yet unknown; None where patches are matched by keys or not at all."""
+    return DistanceSpec(channels=distance_channels(info), weights="") if kind == "effect" else None
 
 
 def snapped(info: HostInfo, grain: int, count: int) -> int:

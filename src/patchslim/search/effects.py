@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-from patchslim.hosts import Host
+from patchslim.hosts import Host, HostInfo
 from patchslim.hosts.attention import plain, sized
 from patchslim.scores.effect import probes, removal_effect
 from patchslim.search.features import Features
@@ -19,14 +19,22 @@ TINY = 1e-30
 LEAST = 1e-8  # of a share: where the head takes a maximum, some patches have none at all
 
 
+def read_blocks(info: HostInfo) -> int:
+    """How many blocks, from the first on, compute patches that anybody reads."""
+    return info.depth if info.reads_patches else info.depth - 1
+
+
+def images_at_once(info: HostInfo) -> int:
+    """How many images a backward pass through the whole host can take."""
+    return max(1, MAP_BYTES // (16 * info.heads * info.tokens**2 * info.depth))
+
+
 class Effects:
     """J of one host on some images."""
 
     def __init__(self, host: Host, features: Features, seed: int) -> None:
         self.host, self.info, self.features, self.seed = host, host.info, features, seed
-        info = host.info
-        self.blocks = info.depth if info.reads_patches else info.depth - 1  # those whose patches anybody reads
-        self.chunk = max(1, MAP_BYTES // (16 * info.heads * info.tokens**2 * info.depth))
+        self.blocks, self.chunk = read_blocks(host.info), images_at_once(host.info)
 
     def batches(self, exits: Tensor, count: int, stage: int) -> Iterator[tuple[Tensor, Tensor]]:
         """(J (B, blocks, N, count), r (B, count)) of every batch, where patch i is computed up to block `exits[i]`.

@@ -35,13 +35,13 @@ def measure(
     host: Host,
     features: Features,
     plan: SlimPlan,
-    predictors: Mapping[int, nn.Module],
+    choosers: Mapping[int, nn.Module],
     memory: PrefixMemory | None = None,
 ) -> float:
     """The readout's relative error under a plan, averaged over the images."""
     depth = host.info.depth
     features.focus((0, depth))
-    blocks = slim_blocks(host, plan, predictors)
+    blocks = slim_blocks(host, plan, choosers)
     errors = []
     if memory is None or not features.keeps_all or not plan.per_image:
         for x, out in features.batches(0, depth):
@@ -75,11 +75,11 @@ class Measured:
         listen: Listener,
         draft: Draft,
         budget: Budget | None = None,
-        predictors: Mapping[int, nn.Module] | None = None,
+        choosers: Mapping[int, nn.Module] | None = None,
     ) -> None:
         self.host, self.info, self.features, self.config = host, host.info, features, config
         self.ledger, self.listen, self.draft = ledger, listen, draft
-        self.budget, self.predictors = budget or PlainBudget.under(host.info, config), predictors or {}
+        self.budget, self.choosers = budget or PlainBudget.under(host.info, config), choosers or {}
         self.cost = self.budget.cost
         self.slots = Slots(host.info, halves=config.in_pairs, grain=self.cost.grain)
         self.memory = PrefixMemory(features.limit_bytes)
@@ -118,7 +118,7 @@ class Measured:
         entry = self.ledger.get(key)
         if entry is None:
             plan = self.draft(counts, drops)
-            entry = {"error": measure(self.host, self.features, plan, self.predictors, self.memory)}
+            entry = {"error": measure(self.host, self.features, plan, self.choosers, self.memory)}
             self.ledger.put(key, entry)
         value = float(entry["error"])
         self.tried, self.best = self.tried + 1, min(self.best, value)

@@ -11,7 +11,8 @@ from patchslim.hosts import Host
 from patchslim.macs import host_macs, plan_macs
 from patchslim.plan import SlimPlan, build_plan
 from patchslim.search.config import SearchConfig
-from patchslim.search.cost import Budget, PlainBudget, predictor_of
+from patchslim.search.cost import Budget, PlainBudget, distance_of, predictor_of
+from patchslim.search.distances import find_distances
 from patchslim.search.features import Features
 from patchslim.search.groups import likeness, static_groups
 from patchslim.search.ledger import Ledger
@@ -21,8 +22,9 @@ from patchslim.search.schedule import Counts, Slots
 from patchslim.search.speed import SpeedBudget
 from patchslim.search.threshold import calibrate
 from patchslim.search.topdown import Listener
-from patchslim.slim.assemble import name_predictors
-from patchslim.slim.predictor import Predictor, predictor_fingerprint
+from patchslim.slim.assemble import name_choosers
+from patchslim.slim.chooser import DISTANCE, chooser_fingerprint
+from patchslim.slim.predictor import Predictor
 
 METHOD = "measured search"
 
@@ -36,24 +38,41 @@ def per_image_search(
     budget: Budget,
     tolerance: float | None,
 ) -> tuple[SlimPlan, dict[str, Tensor]]:
-    """A plan, and G's weights under the host's names where patches are predicted."""
+    """A plan, and what its patches are chosen by, under the host's names, where it is not the host's."""
     features.focus((0, host.info.depth))
     if config.select == "predicted":
         return _predicted(host, features, config, ledger, listen, budget, tolerance)
-    draft = _matched(host, config) if config.select == "matched" else _static_merge(host, features)
-    measured = Measured(host, features, config, ledger, listen, draft, budget)
+    if config.select == "matched":
+        return _matched(host, features, config, ledger, listen, budget, tolerance)
+    measured = Measured(host, features, config, ledger, listen, _static_merge(host, features), budget)
     plan, error = measured.search(tolerance)
     return signed(host, plan, config, features.count, tolerance, error, METHOD), {}
 
 
-def _matched(host: Host, config: SearchConfig) -> Draft:
-    """Every image pairs its own patches."""
+def _matched(
+    host: Host,
+    features: Features,
+    config: SearchConfig,
+    ledger: Ledger,
+    listen: Listener,
+    budget: Budget,
+    tolerance: float | None,
+) -> tuple[SlimPlan, dict[str, Tensor]]:
+    """Every image pairs its own patches, by distances of the blocks' own or by keys."""
+    spec = distance_of(host.info, config.distance)
+    distances = find_distances(host, features, ledger, config.seed, listen) if spec is not None else {}
 
     def draft(counts: Counts, drops: tuple[int, ...]) -> SlimPlan:
-        fields: dict[str, Any] = {"select": "matched", "removed": config.removed}
+        fields: dict[str, Any] = {"select": "matched", "removed": config.removed, "distance": spec}
         return build_plan(host.info, **fields, patches_per_block=list(counts), drops=list(drops))
 
-    return draft
+    plan, error = Measured(host, features, config, ledger, listen, draft, budget, distances).search(tolerance)
+    plan = signed(host, plan, config, features.count, tolerance, error, METHOD)
+    if spec is None:
+        return plan, {}
+    weights = name_choosers(host, {layer: distances[layer] for layer in plan.choosing}, DISTANCE)
+    own = spec.model_copy(update={"weights": chooser_fingerprint(weights)})
+    return plan.model_copy(update={"distance": own}), weights
 
 
 def _static_merge(host: Host, features: Features) -> Draft:
@@ -94,8 +113,8 @@ def _predicted(
     predictors = trainer.fit(plan, sorted({*plan.choosing, *ends_alike}), begin=predictors)
     if config.mode == "threshold":
         plan = _with_thresholds(host, features, config, plan, predictors, budget)
-    weights = name_predictors(host, predictors)
-    own = plan.predictor.model_copy(update={"weights": predictor_fingerprint(weights)}) if plan.predictor else None
+    weights = name_choosers(host, predictors)
+    own = plan.predictor.model_copy(update={"weights": chooser_fingerprint(weights)}) if plan.predictor else None
     plan = plan.model_copy(update={"predictor": own})
     error = measure(host, features, plan, predictors)
     return signed(host, plan, config, features.count, tolerance, error, METHOD), weights

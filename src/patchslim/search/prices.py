@@ -42,7 +42,7 @@ def parts_of(kind: MacCost, block: Block) -> list[float]:
     projection, attention = 2 * shape.width * shape.attention_width, float(2 * n * n_in * shape.attention_width)
     merges = kind.removed == "merge"
     chooses = 0 < kept < patches and (merges or kind.select != "static")
-    choice = choice_macs(info, layer, patches, kept, select=kind.select, merges=merges, predictor=kind.predictor)
+    choice = choice_macs(info, layer, patches, kept, select=kind.select, merges=merges, **kind.chooser)
     return [
         1.0,
         float(n_in * projection),

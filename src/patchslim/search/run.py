@@ -41,8 +41,8 @@ def search(
 
     Static patches leave by the effect of their removal, or by Algorithm 1 for the other scores; every other kind is
     found by measuring. Returns the plan and weights under the host's own names: of the blocks that were tuned, and
-    of G where patches are predicted. Given a `checkpoint` folder, everything found out is kept there, and a search
-    that finds one goes on from it.
+    of G where patches are predicted, or of distances where they are matched by some. Given a `checkpoint` folder,
+    everything found out is kept there, and a search that finds one goes on from it.
     """
     config = config or SearchConfig()
     return Session(model, images, config, checkpoint=checkpoint, listen=listen).find(config)
@@ -79,7 +79,7 @@ class Session:
         source = as_source(images)
         self.host = open_host(copy.deepcopy(model).eval().requires_grad_(False))
         if config.target_macs is not None:
-            check_reachable(self.host.info, config.removed, config.target_macs, config.select, config.predictor)
+            check_reachable(self.host.info, config, config.target_macs)
         self.features = Features(self.host, source, config.batch_size, config.cache_gib * 2**30)
         self.ledger, self.listen = Ledger(checkpoint), listen
 
@@ -87,7 +87,7 @@ class Session:
         """One search. Settings may differ from the session's in what they ask for, and in nothing else."""
         host, features, parts = self.host, self.features, (self.ledger, self.listen)
         if config.target_macs is not None:
-            check_reachable(host.info, config.removed, config.target_macs, config.select, config.predictor)
+            check_reachable(host.info, config, config.target_macs)
         budget = self._budget(config)
         if config.select == "static" and config.score == "effect":
             plan, error = Greedy(host, features, config, *parts, budget).search(_tolerance(config))

@@ -12,17 +12,17 @@ from torch import nn
 from patchslim.hosts import Host, HostInfo, open_host
 from patchslim.plan import STAYS, SlimPlan, build_plan
 from patchslim.search.config import SearchConfig
-from patchslim.search.cost import predictor_of
+from patchslim.search.cost import distance_of, predictor_of
 from patchslim.slim import SlimModel
-from patchslim.slim.assemble import assembled_
-from patchslim.slim.predictor import make_predictor
+from patchslim.slim.assemble import assembled_, fresh_chooser
 
 
 def sketch(info: HostInfo, config: SearchConfig, counts: Sequence[int]) -> SlimPlan:
     """A plan that keeps so many patches in each block."""
     if config.select != "static":
-        spec = predictor_of(info, config.select, config.predictor)
-        fields: dict[str, Any] = {"select": config.select, "removed": config.removed, "predictor": spec}
+        fields: dict[str, Any] = {"select": config.select, "removed": config.removed}
+        fields["predictor"] = predictor_of(info, config.select, config.predictor)
+        fields["distance"] = distance_of(info, config.distance)
         return build_plan(info, **fields, patches_per_block=list(counts))
     order = torch.randperm(info.patches, generator=torch.Generator().manual_seed(0)).tolist()
     kept = [sorted(order[:count]) for count in counts]
@@ -40,9 +40,8 @@ def _groups(order: Sequence[int], counts: Sequence[int]) -> list[int]:
     return into
 
 
-def slimmed(host: Host, plan: SlimPlan, predictors: Mapping[int, nn.Module] | None = None) -> SlimModel:
-    """A slim model for a clock; where patches are predicted and no G is given, by untrained ones."""
-    if predictors is None and plan.predictor is not None:
-        spec = plan.predictor
-        predictors = {layer: make_predictor(host.info, spec.kind, spec.hidden).eval() for layer in plan.choosing}
-    return assembled_(open_host(copy.deepcopy(host.model)), plan, predictors or {})
+def slimmed(host: Host, plan: SlimPlan, choosers: Mapping[int, nn.Module] | None = None) -> SlimModel:
+    """A slim model for a clock; where it has to choose and is not told by what, by untrained G or distances."""
+    if choosers is None and (plan.predictor or plan.distance):
+        choosers = {layer: fresh_chooser(host, plan, layer).eval() for layer in plan.choosing}
+    return assembled_(open_host(copy.deepcopy(host.model)), plan, choosers or {})

@@ -48,7 +48,7 @@ class Stopwatch:
         self.contest = Contest(modes, config.speed_dtype, seconds=seconds, clock=self.clock, tell=self._tell)
 
     def whole(
-        self, plan: SlimPlan, predictors: Mapping[int, nn.Module] | None = None, images: Tensor | None = None
+        self, plan: SlimPlan, choosers: Mapping[int, nn.Module] | None = None, images: Tensor | None = None
     ) -> dict[str, Any]:
         """A slim model against the host as it comes, each in its best mode, in turns: seconds per batch, modes, spread.
 
@@ -58,7 +58,7 @@ class Stopwatch:
         key = ("whole", plan.counts, plan.drops, thresholds)
         entry = self._known(key)
         if entry is None:
-            models = {"slim": slimmed(self.host, plan, predictors), "host": self.host.model}
+            models = {"slim": slimmed(self.host, plan, choosers), "host": self.host.model}
             models = {name: in_dtype(model, self.config.speed_dtype) for name, model in models.items()}
             with self._enough_memory():
                 batch = self._batch(images)

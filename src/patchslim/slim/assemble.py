@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import warnings
 from collections.abc import Mapping
 from typing import Any
 
@@ -14,44 +15,55 @@ from patchslim.hosts import Host, open_host
 from patchslim.hosts.weights import check_weights, load_part_
 from patchslim.plan import SlimPlan, make_plan
 from patchslim.slim.blocks import BlockOf, ReducingBlock, SlimBlock
+from patchslim.slim.chooser import (
+    DISTANCE,
+    PREDICTOR,
+    chooser_fingerprint,
+    chooser_weights,
+    is_chooser_key,
+    make_distance,
+)
 from patchslim.slim.model import SlimModel, slim_class
 from patchslim.slim.packed import PackedBlock
-from patchslim.slim.predictor import (
-    PREDICTOR,
-    Predictor,
-    is_predictor_key,
-    make_predictor,
-    needs_places,
-    predictor_fingerprint,
-    predictor_weights,
-)
+from patchslim.slim.predictor import make_predictor, needs_places
 from patchslim.slim.reduce import Grouped, Matched, Predicted, Reduce
 
 
 def apply(model: nn.Module, plan: SlimPlan, tuned: Mapping[str, Tensor] | None = None) -> SlimModel:
     """A new model of the host's own class that computes what the plan keeps; the given model stays as it was.
 
-    `tuned` are weights under the host's names that replace the host's, and those of G where patches are predicted. The
-    result has the host's parameters under the host's names, so its state dict loads back into the host (less G);
+    `tuned` are weights under the host's names that replace the host's, and those of G where patches are predicted, or
+    of distances where they are matched by some; without the latter they are matched by their keys. The result has the
+    host's parameters under the host's names, so its state dict loads back into the host (less G or distances);
     `.plan` and `.host_info` tell what it is, `.sources(images)` where its tokens come from.
     """
     if is_slim(model):
         raise UnsupportedModel("This model is slim already; apply the plan to the host it was made from.")
     host = open_host(copy.deepcopy(model))
     plan.check_fits(host.info)
-    predictors = load_predictors(host, plan, tuned or {})
-    own = {name: tensor for name, tensor in (tuned or {}).items() if not is_predictor_key(name)}
+    plan = as_weights_allow(plan, tuned or {})
+    choosers = load_choosers(host, plan, tuned or {})
+    own = {name: tensor for name, tensor in (tuned or {}).items() if not is_chooser_key(name)}
     if own:
         load_part_(host.model, own)
-    return assembled_(host, plan, predictors, _spec_or_none(host))
+    return assembled_(host, plan, choosers, _spec_or_none(host))
+
+
+def as_weights_allow(plan: SlimPlan, weights: Mapping[str, Tensor]) -> SlimPlan:
+    """The plan itself, or, where distances belong to it and are not given, the same by keys."""
+    if plan.distance is None or not plan.choosing or chooser_weights(weights):
+        return plan
+    warnings.warn("Distances came with this plan and are not given, so patches are matched by keys.", stacklevel=3)
+    return plan.by_keys()
 
 
 def assembled_(
-    host: Host, plan: SlimPlan, predictors: Mapping[int, nn.Module], spec: Mapping[str, Any] | None = None
+    host: Host, plan: SlimPlan, choosers: Mapping[int, nn.Module], spec: Mapping[str, Any] | None = None
 ) -> SlimModel:
-    """The host's own model made slim, with a G for every block of a plan that predicts; it can be saved with a spec."""
+    """The host's own model made slim, with a G or a distance for every block of a plan that has some; it can be saved
+    with a spec."""
     info = host.info
-    slim: Any = host.slimmed_(slim_blocks(host, plan, predictors))
+    slim: Any = host.slimmed_(slim_blocks(host, plan, choosers))
     slim.__class__ = slim_class(type(slim))
     slim.plan, slim.host_info, slim.host_spec = plan, info, spec
     return slim  # type: ignore[no-any-return]
@@ -68,13 +80,13 @@ def full_plan(model: nn.Module) -> SlimPlan:
     return make_plan(info, [list(range(info.patches))] * info.depth, provenance={"method": "everything kept"})
 
 
-def slim_blocks(host: Host, plan: SlimPlan, predictors: Mapping[int, nn.Module]) -> list[BlockOf]:
-    """Slim blocks that share the host's parameters; G by block number where patches are predicted."""
-    predictors = {layer: predictors[layer] for layer in plan.choosing if layer in predictors}
+def slim_blocks(host: Host, plan: SlimPlan, choosers: Mapping[int, nn.Module]) -> list[BlockOf]:
+    """Slim blocks that share the host's parameters; G or distances by block number where a plan has some."""
+    choosers = {layer: choosers[layer] for layer in plan.choosing if layer in choosers}
     if plan.mode == "threshold":
-        blocks = _packed_blocks(host, plan, predictors)
+        blocks = _packed_blocks(host, plan, choosers)
     elif plan.per_image or plan.removed == "merge":
-        blocks = _reducing_blocks(host, plan, predictors)
+        blocks = _reducing_blocks(host, plan, choosers)
     else:
         blocks = _sliced_blocks(host, plan)
     blocks[0].tokens = host.info.tokens
@@ -98,8 +110,10 @@ def entrance(plan: SlimPlan, prefix: int) -> Tensor | None:
     return None if places == sorted(places) else torch.tensor(places)
 
 
-def _reducing_blocks(host: Host, plan: SlimPlan, predictors: Mapping[int, nn.Module]) -> list[BlockOf]:
+def _reducing_blocks(host: Host, plan: SlimPlan, choosers: Mapping[int, nn.Module]) -> list[BlockOf]:
     info, depth = host.info, host.info.depth
+    none: Mapping[int, nn.Module] = {}
+    predictors, distances = (choosers, none) if plan.distance is None else (none, choosers)
     reducers = _grouped(plan, info.prefix_tokens) if plan.into is not None else _choosers(host, plan)
     blocks = [
         ReducingBlock(
@@ -108,6 +122,7 @@ def _reducing_blocks(host: Host, plan: SlimPlan, predictors: Mapping[int, nn.Mod
             info.prefix_tokens,
             reducer,
             predictors.get(layer),
+            distances.get(layer),
             places=needs_places(plan.predictor),
             last=layer == depth,
         )
@@ -176,36 +191,46 @@ def _packed_blocks(host: Host, plan: SlimPlan, predictors: Mapping[int, nn.Modul
     ]
 
 
-def load_predictors(host: Host, plan: SlimPlan, weights: Mapping[str, Tensor]) -> dict[int, Predictor]:
-    """The G of every block that chooses, from weights under the host's names; PlanError when they are others'."""
-    own = predictor_weights(weights)
-    if plan.predictor is None:
+def load_choosers(host: Host, plan: SlimPlan, weights: Mapping[str, Tensor]) -> dict[int, nn.Module]:
+    """The G or the distance of every block that chooses, from weights under the host's names; PlanError when they are
+    others'."""
+    own, spec = chooser_weights(weights), plan.predictor or plan.distance
+    if spec is None:
         if own:
-            raise PlanError(f"These weights hold a predictor, but a {plan.select} plan has no use for one.")
+            raise PlanError(f"These weights hold a predictor or distances, and this {plan.select} plan uses none.")
         return {}
+    word = DISTANCE if plan.predictor is None else PREDICTOR
     if not own and plan.choosing:
         raise PlanError("This plan predicts patches; give the weights of the predictor that was trained with it.")
-    if predictor_fingerprint(own) != plan.predictor.weights:
-        raise PlanError("This predictor was trained for another model or plan; give the one that came with this plan.")
+    if chooser_fingerprint(own) != spec.weights:
+        raise PlanError(f"This {word} was trained for another model or plan; give the one that came with this plan.")
     names = {id(module): name for name, module in host.model.named_modules()}
-    predictors = {}
+    choosers = {}
     for layer in plan.choosing:
-        start = f"{names[id(host.blocks[layer - 1])]}.{PREDICTOR}."
-        predictor = make_predictor(host.info, plan.predictor.kind, plan.predictor.hidden)
+        start = f"{names[id(host.blocks[layer - 1])]}.{word}."
+        chooser = fresh_chooser(host, plan, layer)
         part = {name.removeprefix(start): tensor for name, tensor in own.items() if name.startswith(start)}
-        check_weights(predictor, part, "The predictor")
-        predictor.load_state_dict(part)
-        predictors[layer] = predictor.eval()
-    return predictors
+        check_weights(chooser, part, f"The {word}")
+        chooser.load_state_dict(part)
+        choosers[layer] = chooser.eval()
+    return choosers
 
 
-def name_predictors(host: Host, predictors: Mapping[int, nn.Module]) -> dict[str, Tensor]:
-    """G's weights under the host's names: `blocks.3.predictor.…`."""
+def fresh_chooser(host: Host, plan: SlimPlan, layer: int) -> nn.Module:
+    """What block `layer` (from 1) of a plan that has some chooses by, as yet untrained."""
+    if plan.predictor is not None:
+        return make_predictor(host.info, plan.predictor.kind, plan.predictor.hidden)
+    assert plan.distance is not None
+    return make_distance(host.info.blocks[layer - 1].width, plan.distance.channels)
+
+
+def name_choosers(host: Host, choosers: Mapping[int, nn.Module], word: str = PREDICTOR) -> dict[str, Tensor]:
+    """Weights of G, or of distances, under the host's names: `blocks.3.predictor.…`."""
     names = {id(module): name for name, module in host.model.named_modules()}
     return {
-        f"{names[id(host.blocks[layer - 1])]}.{PREDICTOR}.{key}": value.detach().cpu().clone()
-        for layer, predictor in sorted(predictors.items())
-        for key, value in predictor.state_dict().items()
+        f"{names[id(host.blocks[layer - 1])]}.{word}.{key}": value.detach().cpu().clone()
+        for layer, chooser in sorted(choosers.items())
+        for key, value in chooser.state_dict().items()
     }
 
 

@@ -100,6 +100,7 @@ class ReducingBlock(BlockOf):
         prefix: int,
         reduce: Reduce | None,
         predictor: nn.Module | None = None,
+        distance: nn.Module | None = None,
         *,
         places: bool = False,
         last: bool = False,
@@ -110,6 +111,7 @@ class ReducingBlock(BlockOf):
         self.register_buffer("order", None, persistent=False)
         if predictor is not None:
             self.predictor = predictor
+        self.distance = distance
 
     def forward(self, given: Tensor | Tokens, mask: Tensor | None = None, **options: Any) -> Tensor | Tokens:
         """Tokens (B, p + t, …) → (B, p + n, …); the first block takes, and the last one gives, a plain tensor."""

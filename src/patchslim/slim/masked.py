@@ -8,7 +8,7 @@ plain loops.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,8 +17,10 @@ from torch import Tensor, nn
 
 from patchslim.hosts import Host, open_host
 from patchslim.plan import SlimPlan
-from patchslim.slim.assemble import load_predictors
+from patchslim.slim.assemble import as_weights_allow, load_choosers
 from patchslim.slim.merge import FLOOR, TINY, unit_keys
+
+Likeness = Callable[[int, int], float]  # of two patches, by their places
 
 
 def masked_logits(
@@ -26,15 +28,16 @@ def masked_logits(
 ) -> Tensor:
     """The slimmed network's logits from the unslimmed host: images (B, C, H, W) → (B, classes).
 
-    `tuned` are the weights of G for a plan that predicts; other weights are the model's own.
+    `tuned` are the weights of G or of distances, as in `apply`; other weights are the model's own.
     """
     host = open_host(model)
     plan.check_fits(host.info)
     if not plan.per_image and plan.into is None:
         return _static_logits(host, plan, images)
-    predictors = load_predictors(host, plan, tuned or {})
+    plan = as_weights_allow(plan, tuned or {})
+    choosers = load_choosers(host, plan, tuned or {})
     x = host.embed(images)
-    return torch.cat([_OneImage(host, plan, predictors).logits(tokens) for tokens in x.split(1)])
+    return torch.cat([_OneImage(host, plan, choosers).logits(tokens) for tokens in x.split(1)])
 
 
 def _static_logits(host: Host, plan: SlimPlan, images: Tensor) -> Tensor:
@@ -60,7 +63,7 @@ class _OneImage:
 
     host: Host
     plan: SlimPlan
-    predictors: Mapping[int, nn.Module]
+    choosers: Mapping[int, nn.Module]
 
     def logits(self, x: Tensor) -> Tensor:
         """x (1, p + N, d) → (1, classes)."""
@@ -122,17 +125,21 @@ class _OneImage:
         block = self.host.blocks[layer - 1]
         incoming = self.host.math.read(block, x[:, [*range(prefix), *(prefix + patch for patch in alive)]])
         keys = unit_keys(incoming.k, prefix)[0]
+        near: Likeness = lambda i, j: float(keys[i] @ keys[j])  # noqa: E731
         weight, weighed = list(sizes.values()), self.host.info.reads_class
         if weighed:
             every = torch.tensor([[1.0] * prefix + weight]).to(x)
             weight = (self.host.math.class_attention(block, incoming, every)[0, prefix:] * len(alive)).tolist()
         if plan.select == "matched":
             matter = [heed + FLOOR for heed in weight] if weighed else [1.0] * len(alive)
-            kept, into = _pairs(alive, keys, matter, len(alive) - count)
+            if plan.distance is not None:
+                far = self.choosers[layer](x[0, [prefix + patch for patch in alive]])
+                near = lambda i, j: 1 - float((far[i] - far[j]).square().sum())  # noqa: E731
+            kept, into = _pairs(alive, near, matter, len(alive) - count)
         else:
-            score = self.predictors[layer](incoming.y[:, prefix:], torch.tensor([alive], device=x.device))[0].tolist()
+            score = self.choosers[layer](incoming.y[:, prefix:], torch.tensor([alive], device=x.device))[0].tolist()
             if plan.merges(layer):
-                kept, into = _pairs(alive, keys, _matter(score, weight if weighed else None), len(alive) - count)
+                kept, into = _pairs(alive, near, _matter(score, weight if weighed else None), len(alive) - count)
             else:
                 kept, into = self._predicted(layer, dict(zip(alive, score, strict=True))), {}
         return kept, into if plan.merges(layer) else {}, dict(zip(alive, weight, strict=True))
@@ -148,12 +155,12 @@ class _OneImage:
         return sorted({*past, *best[: max(1, plan.counts[-1])]})
 
 
-def _pairs(alive: list[int], keys: Tensor, weight: list[float], r: int) -> tuple[list[int], dict[int, int]]:
-    """Every even patch and its nearest odd one; the r pairs of least weight times distance become one. keys (t, c) and
-    weight in the order of `alive`."""
+def _pairs(alive: list[int], near: Likeness, weight: list[float], r: int) -> tuple[list[int], dict[int, int]]:
+    """Every even patch and its nearest odd one; the r pairs of least weight times distance become one. `near` and
+    `weight` go by places in `alive`."""
     even, odd = range(0, len(alive), 2), range(1, len(alive), 2)
-    nearest = {i: max(odd, key=lambda j: float(keys[i] @ keys[j])) for i in even}
-    cost = {i: weight[i] * max(1 - float(keys[i] @ keys[nearest[i]]), TINY) for i in even}
+    nearest = {i: max(odd, key=lambda j: near(i, j)) for i in even}
+    cost = {i: weight[i] * max(1 - near(i, nearest[i]), TINY) for i in even}
     ranked = sorted(even, key=lambda i: cost[i])
     into = {alive[i]: alive[nearest[i]] for i in ranked[:r]}
     return [alive[i] for i in [*ranked[r:], *odd]], into

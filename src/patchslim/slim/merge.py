@@ -38,6 +38,38 @@ def unit_keys(k: Tensor, prefix: int) -> Tensor:
     return F.normalize(k[:, :, prefix:].transpose(1, 2).flatten(2), dim=-1)
 
 
+class Compared(NamedTuple):
+    """What patches are compared by: all heads' keys, of which the direction counts, or features as far apart as it
+    matters."""
+
+    z: Tensor  # (B, h, t, c)
+    directed: bool
+
+
+def by_keys(k: Tensor, prefix: int) -> Compared:
+    """k (B, H, p + t, d_h)."""
+    return Compared(k[:, :, prefix:], True)
+
+
+def likeness(compared: Compared) -> Tensor:
+    """Of even patches to odd ones, (B, ⌈t/2⌉, ⌊t/2⌋): cosines, or 1 less squared distances; so 1 less a likeness is a
+    distance either way."""
+    if compared.directed:
+        keys = unit_keys(compared.z, 0)
+        return keys[:, ::2] @ keys[:, 1::2].transpose(1, 2)
+    z = compared.z.transpose(1, 2).flatten(2)
+    if torch.is_autocast_enabled(z.device.type):  # differences of squares have no digits to spare
+        with torch.autocast(z.device.type, enabled=False):
+            return _closeness(z.float())
+    return _closeness(z.float())
+
+
+def _closeness(z: Tensor) -> Tensor:
+    even, odd = z[:, ::2], z[:, 1::2]
+    square, other = even.square().sum(dim=2), odd.square().sum(dim=2)
+    return 1 - (square[:, :, None] + other[:, None, :] - 2 * even @ odd.transpose(1, 2))
+
+
 def match(keys: Tensor, n: int, weight: Tensor | None = None) -> Match:
     """Pair patches by similarity: keys (B, t, c) at unit length, weight (B, t), else all weigh the same.
 
@@ -70,24 +102,34 @@ def _joined(rank: Tensor, nearest: Tensor, r: int, hosts: int) -> Match:
     return Match(torch.cat([2 * stay, odd], dim=1), 2 * gone, nearest.gather(1, gone) + movers - r, movers - r)
 
 
-def join(tokens: Tokens, k: Tensor, n: int, prefix: int, importance: Tensor | None, weight: Tensor | None) -> Tokens:
-    """Pair patches by keys k (B, H, p + t, d_h) and merge until `n` are left. weight (B, t) as in `match`;
-    importance (B, t) is how much each counts in an average."""
-    if joins_fast(tokens, k, prefix):
-        return _join_fast(tokens, k, n, prefix, importance, weight)
-    return merge(tokens, match(unit_keys(k, prefix), n, weight), prefix, importance)
+def pairs(compared: Compared, n: int, weight: Tensor | None) -> Match:
+    """`match` for whatever patches are compared by."""
+    weight = None if weight is None else weight[:, ::2]
+    return match_halves(likeness(compared), compared.z.shape[2] - n, weight)
 
 
-def joins_fast(tokens: Tokens, k: Tensor, prefix: int) -> bool:
+def join(
+    tokens: Tokens, compared: Compared, n: int, prefix: int, importance: Tensor | None, weight: Tensor | None
+) -> Tokens:
+    """Pair patches and merge until `n` are left. weight (B, t) as in `match`; importance (B, t) is how much each counts
+    in an average."""
+    if joins_fast(tokens, compared):
+        return _join_fast(tokens, compared, n, prefix, importance, weight)
+    return merge(tokens, pairs(compared, n, weight), prefix, importance)
+
+
+def joins_fast(tokens: Tokens, compared: Compared) -> bool:
     """Whether kernels can do it."""
     tracked = tokens.place is not None or tokens.source is not None
-    return kernels_for(k) and not tracked and k.shape[2] - prefix <= MOST_PATCHES
+    return kernels_for(compared.z) and not tracked and compared.z.shape[2] <= MOST_PATCHES
 
 
-def join_by_class(tokens: Tokens, k: Tensor, n: int, prefix: int, query: ClassQuery, norm: Any) -> Tokens:
-    """`join` in three kernels, the class token's attention for importance: tokens after LN1 come with it."""
-    size = _sizes(tokens, k)
-    place, importance = pair_kernels.pair_by_class(query.q, k, size, query.scale, prefix, n, FLOOR)
+def join_by_class(tokens: Tokens, k: Tensor, compared: Compared, n: int, query: ClassQuery, norm: Any) -> Tokens:
+    """`join` in three kernels, the class token's attention, by keys k (B, H, p + t, d_h), for importance: tokens after
+    LN1 come with it."""
+    size = _sizes(tokens)
+    z, directed = compared
+    place, importance = pair_kernels.pair_by_class(query.q, k, z, size, query.scale, n, FLOOR, directed)
     if not plain_norm(norm, tokens.x):
         return Tokens(*merge_kernels.merge_rows(tokens.x, size, importance, place, n))
     x, grown, normed = merge_kernels.merge_normed(
@@ -103,19 +145,19 @@ def plain_norm(norm: Any, x: Tensor) -> bool:
     return norm.weight.shape == x.shape[-1:] and x.dtype == norm.weight.dtype == norm.bias.dtype
 
 
-def _sizes(tokens: Tokens, k: Tensor) -> Tensor:
+def _sizes(tokens: Tokens) -> Tensor:
     """(B or 1, p + t)."""
-    return torch.ones(1, k.shape[2], device=k.device) if tokens.size is None else tokens.size
+    return torch.ones(1, tokens.x.shape[1], device=tokens.x.device) if tokens.size is None else tokens.size
 
 
 def _join_fast(
-    tokens: Tokens, k: Tensor, n: int, prefix: int, importance: Tensor | None, weight: Tensor | None
+    tokens: Tokens, compared: Compared, n: int, prefix: int, importance: Tensor | None, weight: Tensor | None
 ) -> Tokens:
     """The same in three kernels."""
-    size = _sizes(tokens, k)
+    size, (z, directed) = _sizes(tokens), compared
     if weight is None:
-        weight = size.new_ones(k.shape[0], k.shape[2] - prefix)
-    place = pair_kernels.pair(k, weight.float(), prefix, n)
+        weight = size.new_ones(z.shape[0], z.shape[2])
+    place = pair_kernels.pair(z, weight.float(), n, directed)
     share = size[:, prefix:] if importance is None else importance
     return Tokens(*merge_kernels.merge_rows(tokens.x, size, share, place, n))
 

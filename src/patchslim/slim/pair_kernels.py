@@ -22,60 +22,66 @@ EXACT_RANKS = {"enable_fp_fusion": False, "num_warps": 4}
 
 @triton.jit
 def _nearest(
-    k, alike, nearest,
-    k_b, k_h, k_n, found_b, heads, movers, hosts, parts, prefix,
-    WIDTH: tl.constexpr, SIDE: tl.constexpr, CHANNELS: tl.constexpr, EXACT: tl.constexpr,
+    z, alike, nearest,
+    z_b, z_h, z_n, found_b, heads, movers, hosts, parts,
+    WIDTH: tl.constexpr, SIDE: tl.constexpr, CHANNELS: tl.constexpr, DIRECTED: tl.constexpr, EXACT: tl.constexpr,
 ):  # fmt: skip
     """One tile of one image's pairs."""
     image, tile = tl.program_id(0).to(tl.int64), tl.program_id(1)
     _nearest_tile(
-        k + image * k_b + prefix * k_n, alike + image * found_b, nearest + image * found_b,
-        tile // parts, tile % parts, k_h, k_n, heads, movers, hosts, WIDTH, SIDE, CHANNELS, EXACT,
+        z + image * z_b, alike + image * found_b, nearest + image * found_b,
+        tile // parts, tile % parts, z_h, z_n, heads, movers, hosts, WIDTH, SIDE, CHANNELS, DIRECTED, EXACT,
     )  # fmt: skip
 
 
 @triton.jit
 def _look(
-    q, k, size, heed, alike, nearest,
-    q_b, q_h, k_b, k_h, k_n, size_b, found_b, heads, movers, hosts, parts, prefix, n_in, scale,
-    WIDTH: tl.constexpr, KEYS: tl.constexpr, SIDE: tl.constexpr, CHANNELS: tl.constexpr, EXACT: tl.constexpr,
+    q, k, z, size, heed, alike, nearest,
+    q_b, q_h, k_b, k_h, k_n, z_b, z_h, z_n, size_b, found_b, heads, kinds, movers, hosts, parts, n_in, scale,
+    KEY_WIDTH: tl.constexpr, KEY_CHANNELS: tl.constexpr, KEYS: tl.constexpr,
+    WIDTH: tl.constexpr, SIDE: tl.constexpr, CHANNELS: tl.constexpr, DIRECTED: tl.constexpr, EXACT: tl.constexpr,
 ):  # fmt: skip
     """One tile of one image's pairs, or the first token's attention in one head: neither waits for the other."""
     image, own = tl.program_id(0).to(tl.int64), tl.program_id(1)
     if own < heads:
         class_row(
             q + image * q_b + own * q_h, k + image * k_b + own * k_h, size + image * size_b,
-            heed + (image * heads + own) * n_in, k_n, n_in, scale, WIDTH, KEYS, CHANNELS,
+            heed + (image * heads + own) * n_in, k_n, n_in, scale, KEY_WIDTH, KEYS, KEY_CHANNELS,
         )  # fmt: skip
     else:
         tile = own - heads
         _nearest_tile(
-            k + image * k_b + prefix * k_n, alike + image * found_b, nearest + image * found_b,
-            tile // parts, tile % parts, k_h, k_n, heads, movers, hosts, WIDTH, SIDE, CHANNELS, EXACT,
+            z + image * z_b, alike + image * found_b, nearest + image * found_b,
+            tile // parts, tile % parts, z_h, z_n, kinds, movers, hosts, WIDTH, SIDE, CHANNELS, DIRECTED, EXACT,
         )  # fmt: skip
 
 
 @triton.jit
 def _nearest_tile(
-    k, alike, nearest, which, part,
-    k_h, k_n, heads, movers, hosts,
-    WIDTH: tl.constexpr, SIDE: tl.constexpr, CHANNELS: tl.constexpr, EXACT: tl.constexpr,
+    z, alike, nearest, which, part,
+    z_h, z_n, heads, movers, hosts,
+    WIDTH: tl.constexpr, SIDE: tl.constexpr, CHANNELS: tl.constexpr, DIRECTED: tl.constexpr, EXACT: tl.constexpr,
 ):  # fmt: skip
-    """Some even patches of one image and some odd ones: how alike the nearest of these is, and which."""
+    """Some even patches of one image and some odd ones: how alike the nearest of these is, and which. Alike is the
+    cosine where only directions count, else 1 less the squared distance."""
     mover, host = which * SIDE + tl.arange(0, SIDE), part * SIDE + tl.arange(0, SIDE)
     channel = tl.arange(0, CHANNELS)
     even, odd, known = (mover < movers)[:, None], (host < hosts)[:, None], (channel < WIDTH)[None, :]
     product = tl.zeros([SIDE, SIDE], tl.float32)
     square, other = tl.zeros([SIDE, CHANNELS], tl.float32), tl.zeros([SIDE, CHANNELS], tl.float32)
     for head in range(heads):
-        own = tl.load(k + head * k_h + 2 * mover[:, None] * k_n + channel[None, :], mask=even & known, other=0.0)
-        near = tl.load(k + head * k_h + (2 * host[:, None] + 1) * k_n + channel[None, :], mask=odd & known, other=0.0)
+        own = tl.load(z + head * z_h + 2 * mover[:, None] * z_n + channel[None, :], mask=even & known, other=0.0)
+        near = tl.load(z + head * z_h + (2 * host[:, None] + 1) * z_n + channel[None, :], mask=odd & known, other=0.0)
         product += tl.dot(own, tl.trans(near), input_precision=EXACT)
-        wide, far = own.to(tl.float32), near.to(tl.float32)
+        wide, away = own.to(tl.float32), near.to(tl.float32)
         square += wide * wide  # added up once, at the end
-        other += far * far
-    length, distance = tl.sqrt(tl.sum(square, axis=1)), tl.sqrt(tl.sum(other, axis=1))
-    similar = product / tl.maximum(length, 1e-12)[:, None] / tl.maximum(distance, 1e-12)[None, :]
+        other += away * away
+    square, other = tl.sum(square, axis=1), tl.sum(other, axis=1)
+    if DIRECTED:
+        length, far = tl.maximum(tl.sqrt(square), 1e-12), tl.maximum(tl.sqrt(other), 1e-12)
+        similar = product / length[:, None] / far[None, :]
+    else:
+        similar = 1 - (square[:, None] + other[None, :] - 2 * product)
     similar = tl.where((host < hosts)[None, :], similar, float("-inf"))
     most, place = tl.max(similar, axis=1, return_indices=True)
     row = part * movers + mover
@@ -172,75 +178,84 @@ class _Pairs(NamedTuple):
     nearest: Tensor  # likewise
 
 
-def _pairs(k: Tensor, prefix: int) -> _Pairs:
-    """For keys (B, H, p + t, d_h)."""
-    batch, _, tokens, width = k.shape
-    movers, hosts = (tokens - prefix + 1) // 2, (tokens - prefix) // 2
-    channels = max(16, triton.next_power_of_2(width))
-    side = _side(batch * tokens, movers, channels * k.element_size())
+def _pairs(z: Tensor) -> _Pairs:
+    """For what patches are compared by, (B, h, t, c)."""
+    batch, _, patches, width = z.shape
+    movers, hosts = (patches + 1) // 2, patches // 2
+    channels = _channels(width)
+    side = _side(batch * patches, movers, channels * z.element_size())
     parts = triton.cdiv(hosts, side)
-    alike = k.new_empty(batch, parts, movers, dtype=torch.float32)
+    alike = z.new_empty(batch, parts, movers, dtype=torch.float32)
     tiles = triton.cdiv(movers, side) * parts
     return _Pairs(movers, hosts, side, parts, tiles, channels, alike, torch.empty_like(alike, dtype=torch.int32))
 
 
-def _places(k: Tensor, weight: Tensor, prefix: int, n: int) -> Tensor:
+def _channels(width: int) -> int:
+    """What a program holds of a line: matrix units want at least 16."""
+    return max(16, int(triton.next_power_of_2(width)))
+
+
+def _places(z: Tensor, weight: Tensor, n: int, directed: bool) -> Tensor:
     """Room for the result."""
-    return k.new_empty(k.shape[0], k.shape[2] - prefix, dtype=torch.int32)
+    return z.new_empty(z.shape[0], z.shape[2], dtype=torch.int32)
 
 
 @operator("patchslim::pair", _places)
-def pair(k: Tensor, weight: Tensor, prefix: int, n: int) -> Tensor:
-    """Where every patch goes when `n` stay: k (B, H, p + t, d_h), weight (B, t) in fp32 → (B, t) places among the n.
-    Pairs by similarity of keys; those of least weight times distance become one."""
-    batch, heads, tokens, width = k.shape
-    k, weight, place = dense(k), dense(weight), _places(k, weight, prefix, n)
-    own = _pairs(k, prefix)
+def pair(z: Tensor, weight: Tensor, n: int, directed: bool) -> Tensor:
+    """Where every patch goes when `n` stay: z (B, h, t, c), weight (B, t) in fp32 → (B, t) places among the n.
+    Every even patch and the odd one nearest to it, by direction or by distance; those pairs of least weight times
+    distance become one."""
+    batch, heads, patches, width = z.shape
+    z, weight, place = dense(z), dense(weight), _places(z, weight, n, directed)
+    own = _pairs(z)
     found_b = own.parts * own.movers
-    with torch.cuda.device_of(k):  # a launch goes to the current device
+    with torch.cuda.device_of(z):  # a launch goes to the current device
         _nearest[(batch, own.tiles)](
-            k, own.alike, own.nearest,
-            *k.stride()[:3], found_b, heads, own.movers, own.hosts, own.parts, prefix,
-            WIDTH=width, SIDE=own.side, CHANNELS=own.channels, EXACT=exact(k.dtype), num_warps=_warps(own.side),
+            z, own.alike, own.nearest,
+            *z.stride()[:3], found_b, heads, own.movers, own.hosts, own.parts,
+            WIDTH=width, SIDE=own.side, CHANNELS=own.channels, DIRECTED=directed, EXACT=exact(z.dtype),
+            num_warps=_warps(own.side),
         )  # fmt: skip
         _rank[(batch, triton.cdiv(own.movers, OWN))](
             own.alike, own.nearest, weight, place,
-            found_b, weight.stride(0), place.stride(0), own.movers, own.hosts, own.parts, tokens - prefix - n,
+            found_b, weight.stride(0), place.stride(0), own.movers, own.hosts, own.parts, patches - n,
             OWN=OWN, MOVERS=triton.next_power_of_2(own.movers), **EXACT_RANKS,
         )  # fmt: skip
     return place
 
 
 def _weighed(
-    q: Tensor, k: Tensor, size: Tensor, scale: float, prefix: int, n: int, floor: float
+    q: Tensor, k: Tensor, z: Tensor, size: Tensor, scale: float, n: int, floor: float, directed: bool
 ) -> tuple[Tensor, Tensor]:
     """Room for both results."""
-    shape = k.shape[0], k.shape[2] - prefix
+    shape = z.shape[0], z.shape[2]
     return k.new_empty(shape, dtype=torch.int32), k.new_empty(shape, dtype=torch.float32)
 
 
 @operator("patchslim::pair_by_class", _weighed)
 def pair_by_class(
-    q: Tensor, k: Tensor, size: Tensor, scale: float, prefix: int, n: int, floor: float
+    q: Tensor, k: Tensor, z: Tensor, size: Tensor, scale: float, n: int, floor: float, directed: bool
 ) -> tuple[Tensor, Tensor]:
     """The same where a patch weighs its importance plus `floor`; importance comes along: the first token's attention to
-    it, averaged over heads, mean 1. q (B, H, 1, d_h), k (B, H, p + t, d_h), size (B or 1, p + t) → twice (B, t)."""
+    it, averaged over heads, mean 1. q (B, H, 1, d_h), k (B, H, p + t, d_h), z (B, h, t, c), size (B or 1, p + t) →
+    twice (B, t)."""
     batch, heads, tokens, width = k.shape
-    q, k, size, t = dense(q), dense(k), dense(size), tokens - prefix
-    place, importance = _weighed(q, k, size, scale, prefix, n, floor)
-    own, heed = _pairs(k, prefix), k.new_empty(batch, heads, tokens, dtype=torch.float32)
+    q, k, z, size, t = dense(q), dense(k), dense(z), dense(size), z.shape[2]
+    place, importance = _weighed(q, k, z, size, scale, n, floor, directed)
+    own, heed = _pairs(z), k.new_empty(batch, heads, tokens, dtype=torch.float32)
     found_b = own.parts * own.movers
     with torch.cuda.device_of(k):  # a launch goes to the current device
         _look[(batch, heads + own.tiles)](
-            q, k, size, heed, own.alike, own.nearest,
-            q.stride(0), q.stride(1), *k.stride()[:3], size.stride(0) if size.shape[0] > 1 else 0, found_b,
-            heads, own.movers, own.hosts, own.parts, prefix, tokens, scale,
-            WIDTH=width, KEYS=triton.next_power_of_2(tokens), SIDE=own.side, CHANNELS=own.channels,
-            EXACT=exact(k.dtype), num_warps=max(4, _warps(own.side)),
+            q, k, z, size, heed, own.alike, own.nearest,
+            q.stride(0), q.stride(1), *k.stride()[:3], *z.stride()[:3], size.stride(0) if size.shape[0] > 1 else 0,
+            found_b, heads, z.shape[1], own.movers, own.hosts, own.parts, tokens, scale,
+            KEY_WIDTH=width, KEY_CHANNELS=_channels(width), KEYS=triton.next_power_of_2(tokens),
+            WIDTH=z.shape[3], SIDE=own.side, CHANNELS=own.channels, DIRECTED=directed,
+            EXACT=exact(z.dtype), num_warps=max(4, _warps(own.side)),
         )  # fmt: skip
         _rank_by_class[(batch, triton.cdiv(own.movers, OWN))](
             own.alike, own.nearest, heed, importance, place,
-            found_b, heads * tokens, t, heads, tokens, prefix, own.movers, own.hosts, own.parts, t - n, floor,
+            found_b, heads * tokens, t, heads, tokens, tokens - t, own.movers, own.hosts, own.parts, t - n, floor,
             OWN=OWN, MOVERS=triton.next_power_of_2(own.movers), **EXACT_RANKS,
         )  # fmt: skip
     return place, importance

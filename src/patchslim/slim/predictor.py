@@ -6,17 +6,14 @@ All kinds read the normalised input y = LN1(Z_{l-1}), which the block computes a
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from patchslim.hosts import HostInfo
-from patchslim.hosts.weights import tensors_fingerprint
 from patchslim.plan import PredictorKind, PredictorSpec
 
-PREDICTOR = "predictor"  # a block's child of this name is its G
 HIDDEN = 12  # the MLP's hidden layer is this many times narrower than the host: at most 1/144 of its MACs
 
 
@@ -94,21 +91,6 @@ def hidden_width(info: HostInfo, kind: PredictorKind) -> int:
 def needs_places(spec: PredictorSpec | None) -> bool:
     """Whether G has to know where each patch sits."""
     return spec is not None and spec.kind == "pool"
-
-
-def is_predictor_key(name: str) -> bool:
-    """Whether a weight's name belongs to a G."""
-    return PREDICTOR in name.split(".")
-
-
-def predictor_weights(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The part of some weights that belongs to G."""
-    return {name: tensor for name, tensor in weights.items() if is_predictor_key(name)}
-
-
-def predictor_fingerprint(weights: Mapping[str, Tensor]) -> str:
-    """The same for the same G, however its weights are ordered."""
-    return tensors_fingerprint(dict(sorted(predictor_weights(weights).items())))
 
 
 def as_fp32(score: Tensor) -> Tensor:

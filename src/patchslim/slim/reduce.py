@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from patchslim.hosts.base import Incoming
-from patchslim.slim.merge import TINY, join, join_by_class, joins_fast, match, unit_keys, weight_of
+from patchslim.slim.merge import TINY, Compared, by_keys, join, join_by_class, joins_fast, pairs, weight_of
 from patchslim.slim.predictor import as_fp32
 from patchslim.slim.tokens import Tokens, first, pick
 
@@ -78,7 +78,8 @@ class Predicted(PerImage):
             # Not a sort: compilers make a kernel for every length of one, and that takes them minutes.
             return pick(tokens, score.topk(self.n, dim=1).indices, self.prefix)
         importance = self.importance(tokens, incoming, block)
-        return join(tokens, incoming.k, self.n, self.prefix, importance, weigh(score, importance))
+        compared = by_keys(incoming.k, self.prefix)
+        return join(tokens, compared, self.n, self.prefix, importance, weigh(score, importance))
 
 
 def weigh(score: Tensor, importance: Tensor | None) -> Tensor:
@@ -91,15 +92,21 @@ def weigh(score: Tensor, importance: Tensor | None) -> Tensor:
 
 
 class Matched(PerImage):
-    """Patches that say the same as another one go."""
+    """Patches that say the same as another one go; how near two are, the block's own distance says, or their keys."""
 
     def forward(self, tokens: Tokens, incoming: Incoming, block: Any) -> Tokens:
         """Pairs of least weight times distance become one; what the class token attends to weighs more."""
-        if self.merges and self.weighed and joins_fast(tokens, incoming.k, self.prefix):
+        compared = self._compared(tokens, incoming, block)
+        if self.merges and self.weighed and joins_fast(tokens, compared):
             query, norm = block.math.class_query(block, incoming), block.math.first_norm(block)
-            return join_by_class(tokens, incoming.k, self.n, self.prefix, query, norm)
+            return join_by_class(tokens, incoming.k, compared, self.n, query, norm)
         importance = self.importance(tokens, incoming, block)
         weight = weight_of(importance)
         if self.merges:
-            return join(tokens, incoming.k, self.n, self.prefix, importance, weight)
-        return pick(tokens, match(unit_keys(incoming.k, self.prefix), self.n, weight).keep, self.prefix)
+            return join(tokens, compared, self.n, self.prefix, importance, weight)
+        return pick(tokens, pairs(compared, self.n, weight).keep, self.prefix)
+
+    def _compared(self, tokens: Tokens, incoming: Incoming, block: Any) -> Compared:
+        if block.distance is None:
+            return by_keys(incoming.k, self.prefix)
+        return Compared(block.distance(tokens.x[:, self.prefix :])[:, None], False)

@@ -19,12 +19,13 @@ from patchslim.hosts.hf_open import is_hf_folder
 from patchslim.hosts.weights import load_weights_, read_weights, write_weights
 from patchslim.plan import SlimPlan
 from patchslim.slim.assemble import apply, is_slim
+from patchslim.slim.chooser import chooser_weights, is_chooser_key
 from patchslim.slim.model import SlimModel
-from patchslim.slim.predictor import is_predictor_key, predictor_weights
 from patchslim.version import __version__
 
 CONFIG, PLAN, WEIGHTS, METRICS = "config.json", "plan.json", "model.safetensors", "metrics.json"
 PREDICTOR_WEIGHTS = "predictor.safetensors"  # of a run that predicts: not the host's, so not in its file
+DISTANCE_WEIGHTS = "distance.safetensors"  # of a run that matches by distances: likewise
 HOST_WEIGHTS = "host.safetensors"  # the original network's, once those of the run are others: the teacher
 SEARCH = "search"  # a search's memory; gone once the run is whole
 RECOVERY = "recovery"  # a recovery's memory; gone once its result is in the run
@@ -71,10 +72,9 @@ def write_run(slim: Any, folder: Path, config: Mapping[str, Any], metrics: Mappi
         )
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        predictor = predictor_weights(slim.state_dict())
         write_weights(folder / WEIGHTS, host_weights(slim))
-        if predictor:
-            write_weights(folder / PREDICTOR_WEIGHTS, predictor)
+        if chooser := chooser_weights(slim.state_dict()):
+            write_weights(folder / str(_chooser_file(slim.plan)), chooser)
         head = {"format": "patchslim run", "version": RUN_VERSION, "host": slim.host_spec}
         write_json(folder / CONFIG, head | {"versions": versions()} | dict(config))
         write_json(folder / METRICS, metrics)
@@ -84,8 +84,15 @@ def write_run(slim: Any, folder: Path, config: Mapping[str, Any], metrics: Mappi
 
 
 def host_weights(slim: nn.Module) -> dict[str, Tensor]:
-    """A slim model's weights that have a place in its host: all but G's."""
-    return {name: tensor for name, tensor in slim.state_dict().items() if not is_predictor_key(name)}
+    """A slim model's weights that have a place in its host: all but those that patches are chosen by."""
+    return {name: tensor for name, tensor in slim.state_dict().items() if not is_chooser_key(name)}
+
+
+def _chooser_file(plan: SlimPlan) -> str | None:
+    """Where a run keeps what its patches are chosen by; None where the host's weights are all it needs."""
+    if plan.predictor is not None:
+        return PREDICTOR_WEIGHTS
+    return DISTANCE_WEIGHTS if plan.distance is not None and plan.choosing else None
 
 
 def read_config(folder: Path) -> dict[str, Any]:
@@ -125,5 +132,5 @@ def load(path: str | Path, device: str | torch.device = "cpu") -> SlimModel:
     """The slim model of a run folder, in eval mode."""
     host = load_host(path)
     plan = SlimPlan.load(Path(path) / PLAN)
-    predictor = read_weights(Path(path) / PREDICTOR_WEIGHTS) if plan.select == "predicted" else None
-    return apply(host, plan, predictor).to(device)
+    file = _chooser_file(plan)
+    return apply(host, plan, None if file is None else read_weights(Path(path) / file)).to(device)
