@@ -15,11 +15,11 @@ from patchslim.hosts import Host, HostInfo
 from patchslim.macs import host_macs, macs_of_counts, plan_macs
 from patchslim.peers import Cell, Job, Method, Unreachable, make_methods
 from patchslim.peers.power import Power, power_macs
-from patchslim.plan import PredictorKind, Removed, SlimPlan, build_plan, make_plan
-from patchslim.search.cost import predictor_of
+from patchslim.plan import DistanceSpec, PredictorKind, Removed, SlimPlan, build_plan, make_plan
+from patchslim.search.cost import distance_of, predictor_of
 from patchslim.slim import apply
 from patchslim.slim.assemble import name_choosers
-from patchslim.slim.chooser import chooser_fingerprint
+from patchslim.slim.chooser import DISTANCE, chooser_fingerprint, make_distance
 from patchslim.slim.predictor import make_predictor
 
 # How patches leave: the DeiT-Ti plans at 0.55 of the MACs in docs/results.md, of 196. Other ratios stretch them.
@@ -66,10 +66,24 @@ def static_plan(info: HostInfo, ratio: float) -> SlimPlan:
     return make_plan(info, [_order(info)[:count] for count in counts_at(info, ratio)])
 
 
-def matched_plan(info: HostInfo, ratio: float, shape: Sequence[int] = MATCHED) -> SlimPlan:
-    """Merges by similarity."""
-    counts = counts_at(info, ratio, lambda own: macs_of_counts(info, own, "merge", select="matched"), shape=shape)
-    return build_plan(info, select="matched", removed="merge", patches_per_block=counts)
+def matched_plan(
+    info: HostInfo, ratio: float, shape: Sequence[int] = MATCHED, distance: DistanceSpec | None = None
+) -> SlimPlan:
+    """Merges what is near, by keys or by distances."""
+    choice: dict[str, Any] = {"select": "matched", "distance": distance}
+    counts = counts_at(info, ratio, lambda own: macs_of_counts(info, own, "merge", **choice), shape=shape)
+    return build_plan(info, **choice, removed="merge", patches_per_block=counts)
+
+
+def matched_by_distance(host: Host, ratio: float, shape: Sequence[int] = MATCHED) -> tuple[SlimPlan, dict[str, Tensor]]:
+    """Merges by distances that have learnt nothing, as many channels as `slim` takes, and their weights."""
+    info, spec = host.info, distance_of(host.info, "effect")
+    assert spec is not None
+    plan = matched_plan(info, ratio, shape, spec)
+    made = {layer: make_distance(info.blocks[layer - 1].width, spec.channels) for layer in plan.choosing}
+    weights = name_choosers(host, made, DISTANCE)
+    own = spec.model_copy(update={"weights": chooser_fingerprint(weights)})
+    return plan.model_copy(update={"distance": own}), weights
 
 
 def predicted_plan(
@@ -106,7 +120,7 @@ class Drawn:
         if self.name in PREDICTED:
             plan, weights = predicted_plan(host, ratio, *PREDICTED[self.name])
         elif self.name == "ps-matched":
-            plan = matched_plan(info, ratio)
+            plan, weights = matched_by_distance(host, ratio)
         else:
             plan = static_plan(info, ratio)
         return Cell(apply(host.model, plan, weights), plan_macs(info, plan), {"patches_per_block": list(plan.counts)})

@@ -29,11 +29,11 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 import patchslim as ps
-from drawn import THREE_STEPS, matched_plan, static_plan
+from drawn import THREE_STEPS, matched_by_distance, matched_plan, static_plan
 from paper_harness import command
 from patchslim.cli.common import open_device
 from patchslim.files import write_json
-from patchslim.hosts import HostInfo, with_matmul_embed
+from patchslim.hosts import HostInfo, open_host, with_matmul_embed
 from patchslim.macs import host_macs
 from patchslim.measure import device_name
 from patchslim.timing.latency import in_turns
@@ -142,8 +142,11 @@ def makers(host: nn.Module, info: HostInfo, args: argparse.Namespace) -> dict[st
         "host": lambda: copy.deepcopy(host),
         "host, same embedding": lambda: with_matmul_embed(host),
         "static drop": lambda: ps.apply(host, static_plan(info, args.ratio)),
-        "matched merge": lambda: ps.apply(host, matched_plan(info, args.ratio)),
-        "matched merge, 3 steps": lambda: ps.apply(host, matched_plan(info, args.ratio, THREE_STEPS)),
+        "matched merge": lambda: ps.apply(host, *matched_by_distance(open_host(host), args.ratio)),
+        "matched merge, 3 steps": lambda: ps.apply(
+            host, *matched_by_distance(open_host(host), args.ratio, THREE_STEPS)
+        ),
+        "matched merge, keys": lambda: ps.apply(host, matched_plan(info, args.ratio)),
     }
     if args.evit is not None:
         found["EViT"] = lambda: evit(host, info, args.ratio, args.evit)

@@ -16,10 +16,11 @@ import torch
 from torch import Tensor, nn
 
 import patchslim as ps
-from drawn import matched_plan, static_plan
+from drawn import matched_by_distance, static_plan
 from paper_harness import command
 from patchslim.cli.common import open_device
 from patchslim.files import write_json
+from patchslim.hosts import open_host
 from patchslim.measure import device_name
 from patchslim.timing.latency import wait_for
 from patchslim.timing.running import DTYPES
@@ -58,7 +59,7 @@ def main() -> None:
     host = timm.create_model(args.model).eval()
     info = ps.inspect(host)
     models = {"host": host, "static drop": ps.apply(host, static_plan(info, args.ratio))}
-    models |= {"matched merge": ps.apply(host, matched_plan(info, args.ratio))}
+    models |= {"matched merge": ps.apply(host, *matched_by_distance(open_host(host), args.ratio))}
     rows: list[dict[str, Any]] = []
     for size in args.batch_sizes:
         batch = torch.randn(size, info.channels, *info.image_size, device=device, dtype=dtype)

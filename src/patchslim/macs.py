@@ -31,9 +31,11 @@ def merge_macs(shape: BlockShape, kept: int, gone: int) -> int:
 
 def match_macs(info: HostInfo, shape: BlockShape, patches: int, distance: DistanceSpec | None = None) -> int:
     """Pairing `patches` patches by keys or by features of their own, and the class token's attention beside it."""
-    channels = shape.attention_width if distance is None else distance.channels
-    features = 0 if distance is None else patches * shape.width * channels
-    return features + (patches + 1) // 2 * (patches // 2) * channels + importance_macs(info, shape, patches)
+    halves = (patches + 1) // 2 * (patches // 2)
+    if distance is None:
+        return halves * shape.attention_width + importance_macs(info, shape, patches)
+    compared = patches**2 if info.reads_class else halves  # which half may go is asked of all pairs
+    return (patches * shape.width + compared) * distance.channels + importance_macs(info, shape, patches)
 
 
 def importance_macs(info: HostInfo, shape: BlockShape, patches: int) -> int:

@@ -44,7 +44,7 @@ def test_moments_are_those_of_the_whole_jacobian(kind: str, monkeypatch: pytest.
     prefix, info = host.info.prefix_tokens, host.info
     assert len(found) == (info.depth if info.reads_patches else info.depth - 1)
     for layer, moments in enumerate(found, start=1):
-        form, spread = torch.zeros(2, info.width, info.width)
+        form, spread = torch.zeros(info.width, info.width), torch.zeros(info.width, info.width)
         for image in images.split(1):
             x = host.embed(image)
             for block in host.blocks[: layer - 1]:

@@ -20,9 +20,9 @@ def make_distance(width: int, channels: int) -> nn.Linear:
 
 
 def distance_channels(info: HostInfo) -> int:
-    """How many channels a host gets: features of a patch and what they are compared with should cost no more than
-    comparing keys of as many patches as come in would, c (d + N/4) ≤ d N/4."""
-    most = info.patches * info.width // (4 * info.width + info.patches)
+    """How many channels a host gets: features of all patches, each compared with all others, should cost no more than
+    comparing keys of one half with the other half's would, c (d + N) ≤ d N / 4."""
+    most = info.patches * info.width // (4 * (info.width + info.patches))
     return max(1, min(CHANNELS, most))
 
 

@@ -8,7 +8,7 @@ plain loops.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -132,10 +132,12 @@ class _OneImage:
             weight = (self.host.math.class_attention(block, incoming, every)[0, prefix:] * len(alive)).tolist()
         if plan.select == "matched":
             matter = [heed + FLOOR for heed in weight] if weighed else [1.0] * len(alive)
+            halves = None
             if plan.distance is not None:
                 far = self.choosers[layer](x[0, [prefix + patch for patch in alive]])
                 near = lambda i, j: 1 - float((far[i] - far[j]).square().sum())  # noqa: E731
-            kept, into = _pairs(alive, near, matter, len(alive) - count)
+                halves = _lighter(near, matter) if weighed else None
+            kept, into = _pairs(alive, near, matter, len(alive) - count, halves)
         else:
             score = self.choosers[layer](incoming.y[:, prefix:], torch.tensor([alive], device=x.device))[0].tolist()
             if plan.merges(layer):
@@ -155,15 +157,30 @@ class _OneImage:
         return sorted({*past, *best[: max(1, plan.counts[-1])]})
 
 
-def _pairs(alive: list[int], near: Likeness, weight: list[float], r: int) -> tuple[list[int], dict[int, int]]:
-    """Every even patch and its nearest odd one; the r pairs of least weight times distance become one. `near` and
-    `weight` go by places in `alive`."""
-    even, odd = range(0, len(alive), 2), range(1, len(alive), 2)
-    nearest = {i: max(odd, key=lambda j: near(i, j)) for i in even}
-    cost = {i: weight[i] * max(1 - near(i, nearest[i]), TINY) for i in even}
-    ranked = sorted(even, key=lambda i: cost[i])
+def _pairs(
+    alive: list[int],
+    near: Likeness,
+    weight: list[float],
+    r: int,
+    halves: tuple[Sequence[int], Sequence[int]] | None = None,
+) -> tuple[list[int], dict[int, int]]:
+    """Every patch of one half, even ones unless told, and its nearest of the other; the r pairs of least weight times
+    distance become one. All but `alive` go by places in it."""
+    movers, hosts = halves or (range(0, len(alive), 2), range(1, len(alive), 2))
+    nearest = {i: max(hosts, key=lambda j: near(i, j)) for i in movers}
+    cost = {i: weight[i] * max(1 - near(i, nearest[i]), TINY) for i in movers}
+    ranked = sorted(movers, key=lambda i: cost[i])
     into = {alive[i]: alive[nearest[i]] for i in ranked[:r]}
-    return [alive[i] for i in [*ranked[r:], *odd]], into
+    return [alive[i] for i in [*ranked[r:], *hosts]], into
+
+
+def _lighter(near: Likeness, weight: list[float]) -> tuple[list[int], list[int]]:
+    """The half of the patches that weigh least beside the one nearest to them, and the others."""
+    every = range(len(weight))
+    nearest = [max((j for j in every if j != i), key=lambda j: near(i, j)) for i in every]
+    order = sorted(every, key=lambda i: weight[i] / weight[nearest[i]])
+    half = (len(weight) + 1) // 2
+    return order[:half], order[half:]
 
 
 def _matter(score: list[float], seen: list[float] | None) -> list[float]:

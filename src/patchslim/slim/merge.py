@@ -51,23 +51,17 @@ def by_keys(k: Tensor, prefix: int) -> Compared:
     return Compared(k[:, :, prefix:], True)
 
 
-def likeness(compared: Compared) -> Tensor:
-    """Of even patches to odd ones, (B, ⌈t/2⌉, ⌊t/2⌋): cosines, or 1 less squared distances; so 1 less a likeness is a
-    distance either way."""
-    if compared.directed:
-        keys = unit_keys(compared.z, 0)
-        return keys[:, ::2] @ keys[:, 1::2].transpose(1, 2)
-    z = compared.z.transpose(1, 2).flatten(2)
+def closeness(z: Tensor, other: Tensor) -> Tensor:
+    """1 less squared distances, so that 1 less it is a distance, as with cosines: (B, m, c), (B, n, c) → (B, m, n)."""
     if torch.is_autocast_enabled(z.device.type):  # differences of squares have no digits to spare
         with torch.autocast(z.device.type, enabled=False):
-            return _closeness(z.float())
-    return _closeness(z.float())
+            return _closeness(z.float(), other.float())
+    return _closeness(z.float(), other.float())
 
 
-def _closeness(z: Tensor) -> Tensor:
-    even, odd = z[:, ::2], z[:, 1::2]
-    square, other = even.square().sum(dim=2), odd.square().sum(dim=2)
-    return 1 - (square[:, :, None] + other[:, None, :] - 2 * even @ odd.transpose(1, 2))
+def _closeness(z: Tensor, other: Tensor) -> Tensor:
+    own, far = z.square().sum(dim=2), other.square().sum(dim=2)
+    return 1 - (own[:, :, None] + far[:, None, :] - 2 * z @ other.transpose(1, 2))
 
 
 def match(keys: Tensor, n: int, weight: Tensor | None = None) -> Match:
@@ -82,11 +76,25 @@ def match(keys: Tensor, n: int, weight: Tensor | None = None) -> Match:
 
 def match_halves(similarity: Tensor, r: int, weight: Tensor | None = None) -> Match:
     """The same from the similarity of even to odd patches, (B, ⌈t/2⌉, ⌊t/2⌋); weight (B, ⌈t/2⌉)."""
-    alike, nearest = similarity.max(dim=2)
-    cost = (1 - alike).clamp_min(TINY)
-    if weight is not None:
-        cost = weight * cost
-    return _joined(cost.argsort(dim=1), nearest, r, similarity.shape[2])
+    batch, movers, hosts = similarity.shape
+    even = torch.arange(0, 2 * movers, 2, device=similarity.device).expand(batch, -1)
+    odd = torch.arange(1, 2 * hosts, 2, device=similarity.device).expand(batch, -1)
+    return _joined(similarity, even, odd, r, weight)
+
+
+def match_lighter(z: Tensor, n: int, weight: Tensor) -> Match:
+    """Pair patches by distance, z (B, t, c), weight (B, t): the light join the heavy.
+
+    The half of the patches that weigh least beside the one nearest to them may go, each to the nearest of the others.
+    With halves that are not chosen half of the light patches could not go, and half of the heavy ones are no hosts.
+    """
+    near = closeness(z, z)
+    alone = near.masked_fill(torch.eye(z.shape[1], dtype=torch.bool, device=z.device), -torch.inf)
+    order = (weight / take(weight, alone.argmax(dim=2))).argsort(dim=1)
+    half = (z.shape[1] + 1) // 2
+    movers, hosts = order[:, :half], order[:, half:]
+    between = take(near, movers).gather(2, hosts[:, None, :].expand(-1, half, -1))
+    return _joined(between, movers, hosts, z.shape[1] - n, take(weight, movers))
 
 
 def weight_of(importance: Tensor | None) -> Tensor | None:
@@ -94,18 +102,25 @@ def weight_of(importance: Tensor | None) -> Tensor | None:
     return None if importance is None else importance + FLOOR
 
 
-def _joined(rank: Tensor, nearest: Tensor, r: int, hosts: int) -> Match:
-    """The first r movers (even patches) of a ranking join the odd patch nearest to each: rank, nearest (B, ⌈t/2⌉)."""
-    batch, movers = rank.shape
-    gone, stay = rank[:, :r], rank[:, r:]
-    odd = torch.arange(1, 2 * hosts, 2, device=rank.device).expand(batch, -1)
-    return Match(torch.cat([2 * stay, odd], dim=1), 2 * gone, nearest.gather(1, gone) + movers - r, movers - r)
+def _joined(similarity: Tensor, movers: Tensor, hosts: Tensor, r: int, weight: Tensor | None) -> Match:
+    """The r movers for which weight times distance is least join the host nearest to each: similarity (B, m, h) of
+    movers (B, m) to hosts (B, h), weight (B, m)."""
+    alike, nearest = similarity.max(dim=2)
+    cost = (1 - alike).clamp_min(TINY)
+    rank = (cost if weight is None else weight * cost).argsort(dim=1)
+    gone, stay, first = rank[:, :r], rank[:, r:], movers.shape[1] - r
+    return Match(torch.cat([take(movers, stay), hosts], dim=1), take(movers, gone), take(nearest, gone) + first, first)
 
 
 def pairs(compared: Compared, n: int, weight: Tensor | None) -> Match:
-    """`match` for whatever patches are compared by."""
-    weight = None if weight is None else weight[:, ::2]
-    return match_halves(likeness(compared), compared.z.shape[2] - n, weight)
+    """By whatever patches are compared by: keys as in `match`, distances as in `match_lighter` where patches weigh
+    something."""
+    if compared.directed:
+        return match(unit_keys(compared.z, 0), n, weight)
+    z = compared.z.transpose(1, 2).flatten(2)
+    if weight is not None:
+        return match_lighter(z, n, weight)
+    return match_halves(closeness(z[:, ::2], z[:, 1::2]), z.shape[1] - n)
 
 
 def join(
@@ -113,7 +128,7 @@ def join(
 ) -> Tokens:
     """Pair patches and merge until `n` are left. weight (B, t) as in `match`; importance (B, t) is how much each counts
     in an average."""
-    if joins_fast(tokens, compared):
+    if joins_fast(tokens, compared) and (compared.directed or weight is None):
         return _join_fast(tokens, compared, n, prefix, importance, weight)
     return merge(tokens, pairs(compared, n, weight), prefix, importance)
 
