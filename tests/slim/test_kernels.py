@@ -26,9 +26,9 @@ import patchslim as ps
 from hf_small import make_hf
 from patchslim.hosts import answer_of, attention, fast, timm_block
 from patchslim.hosts.attention import plain, sized
-from patchslim.plan import build_plan
-from patchslim.slim.merge import FLOOR, Match, match, match_halves, merge, unit_keys, weight_of
+from patchslim.slim.merge import FLOOR, Match, match, match_halves, match_lighter, merge, unit_keys
 from patchslim.slim.tokens import Tokens
+from small import per_image_plan
 
 pytest.importorskip("triton")
 from patchslim.hosts import kernels as attention_kernels
@@ -145,9 +145,11 @@ def test_pairs_by_the_class_tokens_attention(
     rows = (0.4 * q @ k.transpose(2, 3) + size.log()[:, None, None]).softmax(dim=-1).mean(dim=1)[:, 0]
     importance = rows[:, prefix:] * t
     z = k[:, :, prefix:] if directed else normal(batch, 1, t, 5)
-    place, found = pair_kernels.pair_by_class(q, k, z, size, 0.4, n, FLOOR, directed)
+    find = pair_kernels.pair_by_class if directed else pair_kernels.pair_lighter
+    place, found = find(q, k, z, size, 0.4, n, FLOOR)
     torch.testing.assert_close(found, importance, rtol=1e-5, atol=1e-6)
-    wanted = wanted_pairs(z, directed, n, weight_of(importance))
+    weight = importance + FLOOR
+    wanted = match(unit_keys(z, 0), n, weight) if directed else match_lighter(z[:, 0], n, weight)
     each = torch.arange(batch, device=DEVICE)[:, None]
     assert (place[each, wanted.keep] == torch.arange(n, device=DEVICE)).all()
     assert (place[each, wanted.gone] == wanted.into).all()
@@ -218,7 +220,8 @@ def test_a_compiler_can_rely_on_their_shapes() -> None:
         ("attend", (q, k, k, size, 0.4)),
         ("class_rows", (q[:, :, :1], k, size, 0.4)),
         ("pair", (k[:, :, 1:], normal(2, 8), 6, True)),
-        ("pair_by_class", (q[:, :, :1], k, normal(2, 1, 8, 4), size, 0.4, 6, 0.3, False)),
+        ("pair_by_class", (q[:, :, :1], k, k[:, :, 1:], size, 0.4, 6, 0.3)),
+        ("pair_lighter", (q[:, :, :1], k, normal(2, 1, 8, 4), size, 0.4, 6, 0.3)),
         ("merge_rows", (normal(2, 9, 20), size, size[:, 1:], place, 6)),
         ("merge_normed", (normal(2, 9, 20), size, size[:, 1:], place, 6, normal(20), normal(20), 1e-5)),
     ):
@@ -232,18 +235,18 @@ def timm_model() -> nn.Module:
     return model.eval()
 
 
+@pytest.mark.parametrize("channels", [None, 5])
 @pytest.mark.parametrize("removed", ["merge", "drop"])
 @pytest.mark.parametrize("make", [timm_model, partial(make_hf, "ViTForImageClassification")])
 def test_a_model_says_the_same_with_them(
-    make: Callable[[], nn.Module], removed: str, monkeypatch: pytest.MonkeyPatch
+    make: Callable[[], nn.Module], removed: str, channels: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     torch.manual_seed(0)
     model = make().to(DEVICE)
     info = ps.inspect(model)
     counts = [info.patches * 3 // 4, info.patches // 2, *[info.patches // 2] * (info.depth - 3), 0]
-    plan = build_plan(info, select="matched", removed=removed, patches_per_block=counts)
-    slim, images = ps.apply(model, plan), drawn(1)(3, info.channels, *info.image_size)
-    calls: list[bool] = []
+    slim = ps.apply(model, *per_image_plan(model, "matched", removed, counts, channels=channels))
+    images, calls = drawn(1)(3, info.channels, *info.image_size), list[bool]()
 
     def note(k: Tensor) -> bool:
         calls.append(True)
@@ -285,12 +288,13 @@ def test_a_kernel_that_competes_is_launched_once_and_then_in_recordings(monkeypa
     assert not fast.worth_launching("b")  # it can't be compiled now
 
 
-def test_a_compiler_takes_them_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("channels", "pairs"), [(None, "pair_by_class"), (5, "pair_lighter")])
+def test_a_compiler_takes_them_as_they_are(channels: int | None, pairs: str, monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(0)
     model = timm_model().to(DEVICE)
     info = ps.inspect(model)
-    plan = build_plan(info, select="matched", removed="merge", patches_per_block=[12, 8, 0])
-    slim, images = ps.apply(model, plan), drawn(1)(2, info.channels, *info.image_size)
+    slim = ps.apply(model, *per_image_plan(model, "matched", "merge", [12, 8, 0], channels=channels))
+    images = drawn(1)(2, info.channels, *info.image_size)
     with torch.no_grad():
         wanted = slim(images)
         for room in map(import_module, ROOMS):
@@ -306,7 +310,7 @@ def test_a_compiler_takes_them_as_they_are(monkeypatch: pytest.MonkeyPatch) -> N
         found = torch.compile(slim, backend=keep, fullgraph=True)(images)
     torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-4)
     called = {str(node.target) for node in graphs[0].graph.nodes if "patchslim" in str(node.target)}
-    assert {"patchslim.pair_by_class", "patchslim.merge_normed", "patchslim.attend"} <= {
+    assert {f"patchslim.{pairs}", "patchslim.merge_normed", "patchslim.attend"} <= {
         name.removesuffix(".default") for name in called
     }
 

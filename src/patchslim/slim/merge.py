@@ -19,7 +19,7 @@ from patchslim.slim.tokens import Tokens, pick, take
 if KERNELS:
     from patchslim.slim import merge_kernels, pair_kernels
 
-FLOOR = 0.3  # what a patch weighs that the class token does not attend to, beside 1 for the average; docs/decisions.md
+FLOOR = 0.1  # what a patch weighs that the class token does not attend to, beside 1 for the average; docs/decisions.md
 TINY = 1e-6
 MOST_PATCHES = 256  # whose pairs one program can hold
 
@@ -140,11 +140,11 @@ def joins_fast(tokens: Tokens, compared: Compared) -> bool:
 
 
 def join_by_class(tokens: Tokens, k: Tensor, compared: Compared, n: int, query: ClassQuery, norm: Any) -> Tokens:
-    """`join` in three kernels, the class token's attention, by keys k (B, H, p + t, d_h), for importance: tokens after
-    LN1 come with it."""
+    """`join` in three or four kernels, importance being the class token's attention, by keys k (B, H, p + t, d_h):
+    tokens after LN1 come with it."""
     size = _sizes(tokens)
-    z, directed = compared
-    place, importance = pair_kernels.pair_by_class(query.q, k, z, size, query.scale, n, FLOOR, directed)
+    pair = pair_kernels.pair_by_class if compared.directed else pair_kernels.pair_lighter
+    place, importance = pair(query.q, k, compared.z, size, query.scale, n, FLOOR)
     if not plain_norm(norm, tokens.x):
         return Tokens(*merge_kernels.merge_rows(tokens.x, size, importance, place, n))
     x, grown, normed = merge_kernels.merge_normed(

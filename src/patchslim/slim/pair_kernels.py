@@ -1,5 +1,5 @@
-"""Triton kernels that find pairs of patches: what `merge.match` says in many tensor operations, in two launches. It is
-what they are tested against, and what runs where they can't."""
+"""Triton kernels that find pairs of patches: what `merge.match` and `merge.match_lighter` say in many tensor
+operations, in two launches and in three. These are what they are tested against, and what runs where they can't."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from patchslim.hosts.fast import FEW_ROWS, operator
 from patchslim.hosts.kernels import LINE, class_row, dense, exact
 
 TINY = tl.constexpr(1e-6)
-OWN = 32  # pairs whose rank one program finds
+OWN = 32  # pairs whose rank one program finds, and patches that it ranks at once
 # Ranks compare costs that are computed twice. Rounded once here and twice there, a patch would rank before itself, two
 # would go to one place, and one place would stay empty.
 EXACT_RANKS = {"enable_fp_fusion": False, "num_warps": 4}
@@ -26,11 +26,12 @@ def _nearest(
     z_b, z_h, z_n, found_b, heads, movers, hosts, parts,
     WIDTH: tl.constexpr, SIDE: tl.constexpr, CHANNELS: tl.constexpr, DIRECTED: tl.constexpr, EXACT: tl.constexpr,
 ):  # fmt: skip
-    """One tile of one image's pairs."""
+    """One tile of one image's pairs, of an even patch and an odd one."""
     image, tile = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    mover, host = tile // parts * SIDE + tl.arange(0, SIDE), tile % parts * SIDE + tl.arange(0, SIDE)
     _nearest_tile(
-        z + image * z_b, alike + image * found_b, nearest + image * found_b,
-        tile // parts, tile % parts, z_h, z_n, heads, movers, hosts, WIDTH, SIDE, CHANNELS, DIRECTED, EXACT,
+        z + image * z_b, alike + image * found_b, nearest + image * found_b, 2 * mover, 2 * host + 1, mover, host,
+        tile % parts, z_h, z_n, heads, movers, hosts, WIDTH, SIDE, CHANNELS, DIRECTED, EXACT,
     )  # fmt: skip
 
 
@@ -39,9 +40,10 @@ def _look(
     q, k, z, size, heed, alike, nearest,
     q_b, q_h, k_b, k_h, k_n, z_b, z_h, z_n, size_b, found_b, heads, kinds, movers, hosts, parts, n_in, scale,
     KEY_WIDTH: tl.constexpr, KEY_CHANNELS: tl.constexpr, KEYS: tl.constexpr,
-    WIDTH: tl.constexpr, SIDE: tl.constexpr, CHANNELS: tl.constexpr, DIRECTED: tl.constexpr, EXACT: tl.constexpr,
+    WIDTH: tl.constexpr, SIDE: tl.constexpr, CHANNELS: tl.constexpr, ANY: tl.constexpr, EXACT: tl.constexpr,
 ):  # fmt: skip
-    """One tile of one image's pairs, or the first token's attention in one head: neither waits for the other."""
+    """One tile of one image's pairs, or the first token's attention in one head: neither waits for the other. Pairs are
+    of an even patch and an odd one, by keys, or of any two, by distance."""
     image, own = tl.program_id(0).to(tl.int64), tl.program_id(1)
     if own < heads:
         class_row(
@@ -50,28 +52,71 @@ def _look(
         )  # fmt: skip
     else:
         tile = own - heads
+        mover, host = tile // parts * SIDE + tl.arange(0, SIDE), tile % parts * SIDE + tl.arange(0, SIDE)
+        row, column = (mover, host) if ANY else (2 * mover, 2 * host + 1)
         _nearest_tile(
-            z + image * z_b, alike + image * found_b, nearest + image * found_b,
-            tile // parts, tile % parts, z_h, z_n, kinds, movers, hosts, WIDTH, SIDE, CHANNELS, DIRECTED, EXACT,
+            z + image * z_b, alike + image * found_b, nearest + image * found_b, row, column, mover, host,
+            tile % parts, z_h, z_n, kinds, movers, hosts, WIDTH, SIDE, CHANNELS, not ANY, EXACT,
         )  # fmt: skip
 
 
 @triton.jit
+def _lighter(
+    z, around, whom, heed, order, importance, alike, nearest,
+    z_b, z_n, around_b, heed_b, found_b, t, heads, n_in, prefix, looks, movers, hosts, parts, floor,
+    WIDTH: tl.constexpr, SIDE: tl.constexpr, CHANNELS: tl.constexpr, PATCHES: tl.constexpr, OWN: tl.constexpr,
+    EXACT: tl.constexpr,
+):  # fmt: skip
+    """One tile of one image's pairs, of a patch from the lighter half and one from the other. Every program finds out
+    for itself which those are: by how many patches weigh less beside their nearest. That order is told too, and how
+    much the first token attends to each."""
+    image, tile = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    around, whom, heed = around + image * around_b, whom + image * around_b, heed + image * heed_b + prefix
+    mover, host = tile // parts * SIDE + tl.arange(0, SIDE), tile % parts * SIDE + tl.arange(0, SIDE)
+    row, column = tl.zeros([SIDE], tl.int32), tl.zeros([SIDE], tl.int32)
+    patch = tl.arange(0, PATCHES)
+    every, _ = _beside(around, whom, heed, patch, t, heads, n_in, looks, floor)
+    for start in range(0, t, OWN):
+        own = start + tl.arange(0, OWN)
+        mine, attended = _beside(around, whom, heed, own, t, heads, n_in, looks, floor)
+        tl.store(importance + image * t + own, attended, mask=own < t)
+        rank = tl.where(own < t, _rank_among(mine, every, own, patch), -1)
+        row += tl.sum(tl.where(rank[None, :] == mover[:, None], own[None, :], 0), axis=1)
+        column += tl.sum(tl.where(rank[None, :] == (movers + host)[:, None], own[None, :], 0), axis=1)
+    tl.store(order + image * t + mover, row, mask=mover < movers)
+    tl.store(order + image * t + movers + host, column, mask=host < hosts)
+    _nearest_tile(
+        z + image * z_b, alike + image * found_b, nearest + image * found_b, row, column, mover, host,
+        tile % parts, 0, z_n, 1, movers, hosts, WIDTH, SIDE, CHANNELS, False, EXACT,
+    )  # fmt: skip
+
+
+@triton.jit
+def _beside(around, whom, heed, patch, t, heads, n_in, looks, floor):
+    """What patches weigh beside the one nearest to each, infinitely much past the last; and the first token's attention
+    to them."""
+    _, near = _found(around, whom, patch, t, looks)
+    attended = _mean(heed, patch, t, heads, n_in)
+    beside = (attended + floor) / (_mean(heed, near, t, heads, n_in) + floor)
+    return tl.where(patch < t, beside, float("inf")), attended
+
+
+@triton.jit
 def _nearest_tile(
-    z, alike, nearest, which, part,
+    z, alike, nearest, row, column, mover, host, part,
     z_h, z_n, heads, movers, hosts,
     WIDTH: tl.constexpr, SIDE: tl.constexpr, CHANNELS: tl.constexpr, DIRECTED: tl.constexpr, EXACT: tl.constexpr,
 ):  # fmt: skip
-    """Some even patches of one image and some odd ones: how alike the nearest of these is, and which. Alike is the
-    cosine where only directions count, else 1 less the squared distance."""
-    mover, host = which * SIDE + tl.arange(0, SIDE), part * SIDE + tl.arange(0, SIDE)
+    """Some patches of one image, `row`, and some others, `column`: how alike the nearest of these is, and which. They
+    have numbers of their own, `mover` and `host`. Alike is the cosine where only directions count, else 1 less the
+    squared distance."""
     channel = tl.arange(0, CHANNELS)
-    even, odd, known = (mover < movers)[:, None], (host < hosts)[:, None], (channel < WIDTH)[None, :]
+    goes, stays, known = (mover < movers)[:, None], (host < hosts)[:, None], (channel < WIDTH)[None, :]
     product = tl.zeros([SIDE, SIDE], tl.float32)
     square, other = tl.zeros([SIDE, CHANNELS], tl.float32), tl.zeros([SIDE, CHANNELS], tl.float32)
     for head in range(heads):
-        own = tl.load(z + head * z_h + 2 * mover[:, None] * z_n + channel[None, :], mask=even & known, other=0.0)
-        near = tl.load(z + head * z_h + (2 * host[:, None] + 1) * z_n + channel[None, :], mask=odd & known, other=0.0)
+        own = tl.load(z + head * z_h + row[:, None] * z_n + channel[None, :], mask=goes & known, other=0.0)
+        near = tl.load(z + head * z_h + column[:, None] * z_n + channel[None, :], mask=stays & known, other=0.0)
         product += tl.dot(own, tl.trans(near), input_precision=EXACT)
         wide, away = own.to(tl.float32), near.to(tl.float32)
         square += wide * wide  # added up once, at the end
@@ -82,27 +127,34 @@ def _nearest_tile(
         similar = product / length[:, None] / far[None, :]
     else:
         similar = 1 - (square[:, None] + other[None, :] - 2 * product)
-    similar = tl.where((host < hosts)[None, :], similar, float("-inf"))
-    most, place = tl.max(similar, axis=1, return_indices=True)
-    row = part * movers + mover
-    tl.store(alike + row, most, mask=mover < movers)
-    tl.store(nearest + row, place + part * SIDE, mask=mover < movers)
+    others = (host < hosts)[None, :] & (row[:, None] != column[None, :])  # no patch is its own nearest
+    most, place = tl.max(tl.where(others, similar, float("-inf")), axis=1, return_indices=True)
+    found = part * movers + mover
+    tl.store(alike + found, most, mask=mover < movers)
+    tl.store(nearest + found, place + part * SIDE, mask=mover < movers)
 
 
 @triton.jit
 def _rank(
-    alike, nearest, weight, place,
-    found_b, weight_b, place_b, movers, hosts, parts, r,
-    OWN: tl.constexpr, MOVERS: tl.constexpr,
+    alike, nearest, weight, order, place,
+    found_b, weight_b, place_b, movers, hosts, parts, r, floor,
+    OWN: tl.constexpr, MOVERS: tl.constexpr, ORDERED: tl.constexpr,
 ):  # fmt: skip
-    """Some pairs of one image: where both patches go. `weight` is how much each patch matters."""
+    """Some pairs of one image: where both patches go. `weight` and `floor` are how much each patch matters; `order` has
+    the movers, then the others, where it is not the even patches and the odd ones."""
     image, own, mover = tl.program_id(0).to(tl.int64), tl.program_id(1) * OWN + tl.arange(0, OWN), tl.arange(0, MOVERS)
     alike, nearest, weight = alike + image * found_b, nearest + image * found_b, weight + image * weight_b
+    mine_at, every_at, host_at = 2 * own, 2 * mover, 2 * own + 1
+    if ORDERED:
+        order += image * (movers + hosts)
+        mine_at = tl.load(order + own, mask=own < movers, other=0)
+        every_at = tl.load(order + mover, mask=mover < movers, other=0)
+        host_at = tl.load(order + movers + own, mask=own < hosts, other=0)
     near, joined = _found(alike, nearest, own, movers, parts)
-    mine = _cost(near, tl.load(weight + 2 * own, mask=own < movers, other=0.0))
+    mine = _cost(near, tl.load(weight + mine_at, mask=own < movers, other=0.0) + floor)
     near, _ = _found(alike, nearest, mover, movers, parts)
-    every = _cost(near, tl.load(weight + 2 * mover, mask=mover < movers, other=0.0))
-    _place(place + image * place_b, mine, every, joined, own, mover, movers, hosts, r)
+    every = _cost(near, tl.load(weight + every_at, mask=mover < movers, other=0.0) + floor)
+    _place(place + image * place_b, mine, every, joined, own, mover, mine_at, host_at, movers, hosts, r)
 
 
 @triton.jit
@@ -121,7 +173,7 @@ def _rank_by_class(
     mine = _cost(near, even + floor)
     near, _ = _found(alike, nearest, mover, movers, parts)
     every = _cost(near, _mean(heed, 2 * mover, t, heads, n_in) + floor)
-    _place(place + image * t, mine, every, joined, own, mover, movers, hosts, r)
+    _place(place + image * t, mine, every, joined, own, mover, 2 * own, 2 * own + 1, movers, hosts, r)
 
 
 @triton.jit
@@ -134,20 +186,25 @@ def _mean(heed, patch, t, heads, n_in):
 
 
 @triton.jit
-def _place(place, mine, every, joined, own, mover, movers, hosts, r):
-    """By their rank among all movers some pairs join; the others' movers come first, then the odd patches."""
-    every = tl.where(mover < movers, every, float("inf"))
-    # A rank is a count of cheaper ones: no sort, and ties go by place.
-    tied = (every[None, :] == mine[:, None]) & (mover[None, :] < own[:, None])
-    rank = tl.sum(((every[None, :] < mine[:, None]) | tied).to(tl.int32), axis=1)
+def _place(place, mine, every, joined, own, mover, mover_at, host_at, movers, hosts, r):
+    """By their rank among all movers some pairs join; the others' movers come first, then the hosts."""
+    rank = _rank_among(mine, tl.where(mover < movers, every, float("inf")), own, mover)
     goes = tl.where(rank < r, joined + movers - r, rank - r)
-    tl.store(place + 2 * own, goes, mask=own < movers)
-    tl.store(place + 2 * own + 1, own + movers - r, mask=own < hosts)
+    tl.store(place + mover_at, goes, mask=own < movers)
+    tl.store(place + host_at, own + movers - r, mask=own < hosts)
+
+
+@triton.jit
+def _rank_among(mine, every, own, other):
+    """The rank of some values among all, by their places and the others': a count of smaller ones, so no sort, and ties
+    go by place."""
+    tied = (every[None, :] == mine[:, None]) & (other[None, :] < own[:, None])
+    return tl.sum(((every[None, :] < mine[:, None]) | tied).to(tl.int32), axis=1)
 
 
 @triton.jit
 def _found(alike, nearest, mover, movers, parts):
-    """The nearest of all odd patches, from the nearest of every part of them: how alike, and which."""
+    """The nearest of all, from the nearest of every part of them: how alike, and which."""
     inside = mover < movers
     most = tl.load(alike + mover, mask=inside, other=0.0)
     place = tl.load(nearest + mover, mask=inside, other=0)
@@ -168,20 +225,25 @@ def _cost(near, weight):
 class _Pairs(NamedTuple):
     """Sizes of a search for pairs, and room for what it finds."""
 
-    movers: int  # even patches
-    hosts: int  # odd ones
+    movers: int  # patches that look for their nearest
+    hosts: int  # among so many
     side: int  # of a tile
-    parts: int  # tiles along the odd ones
+    parts: int  # tiles along the hosts
     tiles: int
     channels: int
     alike: Tensor  # (B, parts, movers)
     nearest: Tensor  # likewise
 
+    @property
+    def stride(self) -> int:
+        """From one image to the next in what is found."""
+        return self.parts * self.movers
 
-def _pairs(z: Tensor) -> _Pairs:
-    """For what patches are compared by, (B, h, t, c)."""
+
+def _pairs(z: Tensor, anyone: bool = False) -> _Pairs:
+    """For what patches are compared by, (B, h, t, c): the nearest to each of one half, or to each patch."""
     batch, _, patches, width = z.shape
-    movers, hosts = (patches + 1) // 2, patches // 2
+    movers, hosts = (patches, patches) if anyone else ((patches + 1) // 2, patches // 2)
     channels = _channels(width)
     side = _side(batch * patches, movers, channels * z.element_size())
     parts = triton.cdiv(hosts, side)
@@ -205,27 +267,32 @@ def pair(z: Tensor, weight: Tensor, n: int, directed: bool) -> Tensor:
     """Where every patch goes when `n` stay: z (B, h, t, c), weight (B, t) in fp32 → (B, t) places among the n.
     Every even patch and the odd one nearest to it, by direction or by distance; those pairs of least weight times
     distance become one."""
-    batch, heads, patches, width = z.shape
+    batch, heads, _, width = z.shape
     z, weight, place = dense(z), dense(weight), _places(z, weight, n, directed)
     own = _pairs(z)
-    found_b = own.parts * own.movers
     with torch.cuda.device_of(z):  # a launch goes to the current device
         _nearest[(batch, own.tiles)](
             z, own.alike, own.nearest,
-            *z.stride()[:3], found_b, heads, own.movers, own.hosts, own.parts,
+            *z.stride()[:3], own.stride, heads, own.movers, own.hosts, own.parts,
             WIDTH=width, SIDE=own.side, CHANNELS=own.channels, DIRECTED=directed, EXACT=exact(z.dtype),
             num_warps=_warps(own.side),
         )  # fmt: skip
-        _rank[(batch, triton.cdiv(own.movers, OWN))](
-            own.alike, own.nearest, weight, place,
-            found_b, weight.stride(0), place.stride(0), own.movers, own.hosts, own.parts, patches - n,
-            OWN=OWN, MOVERS=triton.next_power_of_2(own.movers), **EXACT_RANKS,
-        )  # fmt: skip
+        _launch_rank(own, weight, None, place, n, 0.0)
     return place
 
 
+def _launch_rank(own: _Pairs, weight: Tensor, order: Tensor | None, place: Tensor, n: int, floor: float) -> None:
+    """weight, place (B, t); order likewise, or None for the even patches and the odd ones."""
+    batch, patches = place.shape
+    _rank[(batch, triton.cdiv(own.movers, OWN))](
+        own.alike, own.nearest, weight, order, place,
+        own.stride, weight.stride(0), place.stride(0), own.movers, own.hosts, own.parts, patches - n, floor,
+        OWN=OWN, MOVERS=triton.next_power_of_2(own.movers), ORDERED=order is not None, **EXACT_RANKS,
+    )  # fmt: skip
+
+
 def _weighed(
-    q: Tensor, k: Tensor, z: Tensor, size: Tensor, scale: float, n: int, floor: float, directed: bool
+    q: Tensor, k: Tensor, z: Tensor, size: Tensor, scale: float, n: int, floor: float
 ) -> tuple[Tensor, Tensor]:
     """Room for both results."""
     shape = z.shape[0], z.shape[2]
@@ -234,35 +301,65 @@ def _weighed(
 
 @operator("patchslim::pair_by_class", _weighed)
 def pair_by_class(
-    q: Tensor, k: Tensor, z: Tensor, size: Tensor, scale: float, n: int, floor: float, directed: bool
+    q: Tensor, k: Tensor, z: Tensor, size: Tensor, scale: float, n: int, floor: float
 ) -> tuple[Tensor, Tensor]:
-    """The same where a patch weighs its importance plus `floor`; importance comes along: the first token's attention to
-    it, averaged over heads, mean 1. q (B, H, 1, d_h), k (B, H, p + t, d_h), z (B, h, t, c), size (B or 1, p + t) →
-    twice (B, t)."""
-    batch, heads, tokens, width = k.shape
+    """The same by direction, where a patch weighs its importance plus `floor`; importance comes along: the first
+    token's attention to it, averaged over heads, mean 1. q (B, H, 1, d_h), k (B, H, p + t, d_h), z (B, h, t, c), size
+    (B or 1, p + t) → twice (B, t)."""
+    batch, heads, tokens, _ = k.shape
     q, k, z, size, t = dense(q), dense(k), dense(z), dense(size), z.shape[2]
-    place, importance = _weighed(q, k, z, size, scale, n, floor, directed)
+    place, importance = _weighed(q, k, z, size, scale, n, floor)
     own, heed = _pairs(z), k.new_empty(batch, heads, tokens, dtype=torch.float32)
-    found_b = own.parts * own.movers
     with torch.cuda.device_of(k):  # a launch goes to the current device
-        _look[(batch, heads + own.tiles)](
-            q, k, z, size, heed, own.alike, own.nearest,
-            q.stride(0), q.stride(1), *k.stride()[:3], *z.stride()[:3], size.stride(0) if size.shape[0] > 1 else 0,
-            found_b, heads, z.shape[1], own.movers, own.hosts, own.parts, tokens, scale,
-            KEY_WIDTH=width, KEY_CHANNELS=_channels(width), KEYS=triton.next_power_of_2(tokens),
-            WIDTH=z.shape[3], SIDE=own.side, CHANNELS=own.channels, DIRECTED=directed,
-            EXACT=exact(z.dtype), num_warps=max(4, _warps(own.side)),
-        )  # fmt: skip
+        _launch_look(q, k, z, size, heed, scale, own, False)
         _rank_by_class[(batch, triton.cdiv(own.movers, OWN))](
             own.alike, own.nearest, heed, importance, place,
-            found_b, heads * tokens, t, heads, tokens, tokens - t, own.movers, own.hosts, own.parts, t - n, floor,
+            own.stride, heads * tokens, t, heads, tokens, tokens - t, own.movers, own.hosts, own.parts, t - n, floor,
             OWN=OWN, MOVERS=triton.next_power_of_2(own.movers), **EXACT_RANKS,
         )  # fmt: skip
     return place, importance
 
 
+@operator("patchslim::pair_lighter", _weighed)
+def pair_lighter(
+    q: Tensor, k: Tensor, z: Tensor, size: Tensor, scale: float, n: int, floor: float
+) -> tuple[Tensor, Tensor]:
+    """The same by distance, z (B, 1, t, c), where not the even patches may go but the half that weighs least beside
+    the nearest."""
+    batch, heads, tokens, _ = k.shape
+    q, k, z, size, t = dense(q), dense(k), dense(z), dense(size), z.shape[2]
+    place, importance = _weighed(q, k, z, size, scale, n, floor)
+    near, own, order = _pairs(z, anyone=True), _pairs(z), torch.empty_like(place)
+    heed = k.new_empty(batch, heads, tokens, dtype=torch.float32)
+    with torch.cuda.device_of(k):  # a launch goes to the current device
+        _launch_look(q, k, z, size, heed, scale, near, True)
+        _lighter[(batch, own.tiles)](
+            z, near.alike, near.nearest, heed, order, importance, own.alike, own.nearest,
+            z.stride(0), z.stride(2), near.stride, heads * tokens, own.stride,
+            t, heads, tokens, tokens - t, near.parts, own.movers, own.hosts, own.parts, floor,
+            WIDTH=z.shape[3], SIDE=own.side, CHANNELS=own.channels, PATCHES=triton.next_power_of_2(t), OWN=OWN,
+            EXACT=exact(z.dtype), **EXACT_RANKS | {"num_warps": max(4, _warps(own.side))},
+        )  # fmt: skip
+        _launch_rank(own, importance, order, place, n, floor)
+    return place, importance
+
+
+def _launch_look(
+    q: Tensor, k: Tensor, z: Tensor, size: Tensor, heed: Tensor, scale: float, own: _Pairs, anyone: bool
+) -> None:
+    batch, heads, tokens, width = k.shape
+    _look[(batch, heads + own.tiles)](
+        q, k, z, size, heed, own.alike, own.nearest,
+        q.stride(0), q.stride(1), *k.stride()[:3], *z.stride()[:3], size.stride(0) if size.shape[0] > 1 else 0,
+        own.stride, heads, z.shape[1], own.movers, own.hosts, own.parts, tokens, scale,
+        KEY_WIDTH=width, KEY_CHANNELS=_channels(width), KEYS=triton.next_power_of_2(tokens),
+        WIDTH=z.shape[3], SIDE=own.side, CHANNELS=own.channels, ANY=anyone,
+        EXACT=exact(z.dtype), num_warps=max(4, _warps(own.side)),
+    )  # fmt: skip
+
+
 def _side(tokens: int, movers: int, line: int) -> int:
-    """Even patches that one program compares with as many odd ones, the fastest of a dozen on an H200: few for few
+    """Patches that one program compares with as many others, the fastest of a dozen on an H200 for keys: few for few
     tokens of a batch, so that there are many programs; else all of an image where lines of so many bytes fit."""
     if tokens <= FEW_ROWS:
         return 16

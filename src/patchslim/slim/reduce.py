@@ -97,7 +97,7 @@ class Matched(PerImage):
     def forward(self, tokens: Tokens, incoming: Incoming, block: Any) -> Tokens:
         """Pairs of least weight times distance become one; what the class token attends to weighs more."""
         compared = self._compared(tokens, incoming, block)
-        if self.merges and self.weighed and compared.directed and joins_fast(tokens, compared):
+        if self.merges and self.weighed and joins_fast(tokens, compared):
             query, norm = block.math.class_query(block, incoming), block.math.first_norm(block)
             return join_by_class(tokens, incoming.k, compared, self.n, query, norm)
         importance = self.importance(tokens, incoming, block)
@@ -109,4 +109,4 @@ class Matched(PerImage):
     def _compared(self, tokens: Tokens, incoming: Incoming, block: Any) -> Compared:
         if block.distance is None:
             return by_keys(incoming.k, self.prefix)
-        return Compared(block.distance(tokens.x[:, self.prefix :])[:, None], False)
+        return Compared(block.distance(tokens.x[:, self.prefix :].detach())[:, None], False)  # nothing learns by it
