@@ -84,7 +84,7 @@ def nearest(tile: tuple[int, ...], k: Tensor) -> tuple[Tensor, Tensor]:
     which = torch.empty_like(alike, dtype=torch.int32)
     pair_kernels._nearest[(batch, triton.cdiv(movers, side) * parts)](
         k[:, :, 1:], alike, which, *k.stride()[:3], parts * movers, heads, movers, hosts, parts,
-        WIDTH=WIDTH, SIDE=side, CHANNELS=WIDTH, DIRECTED=True, EXACT="tf32", num_warps=warps,
+        WIDTH=WIDTH, SIDE=side, CHANNELS=WIDTH, ANY=False, EXACT="tf32", num_warps=warps,
     )  # fmt: skip
     return alike, which
 

@@ -40,22 +40,23 @@ def attend(kinds: dict[str, str], head: dict[str, Any], tokens: int, sized: bool
 def nearest(kinds: dict[str, str], head: dict[str, Any], tokens: int, movers: int) -> Case:
     """Likewise the kernel that looks for pairs."""
     side = pairing._side(tokens, movers, head["CHANNELS"] * (2 if kinds is BF16 else 4))
-    constants = head | {"SIDE": side, "DIRECTED": head["CHANNELS"] != FEATURES["CHANNELS"]}
+    constants = head | {"SIDE": side, "ANY": head["CHANNELS"] == FEATURES["CHANNELS"]}
     return pairing._nearest, kinds, constants, {"num_warps": pairing._warps(side)}
 
 
 def look(kinds: dict[str, str], head: dict[str, Any], tokens: int, movers: int) -> Case:
     """That kernel with the class token's attention."""
     _, _, constants, launch = nearest(kinds, head, tokens, movers)
-    constants |= {"KEY_WIDTH": 64, "KEY_CHANNELS": 64, "KEYS": 256, "ANY": not constants.pop("DIRECTED")}
+    constants |= {"KEY_WIDTH": 64, "KEY_CHANNELS": 64, "KEYS": 256}
     return pairing._look, kinds, constants, {"num_warps": max(4, launch["num_warps"])}
 
 
-def lighter(kinds: dict[str, str], head: dict[str, Any], tokens: int, movers: int) -> Case:
+def lighter(kinds: dict[str, str], head: dict[str, Any], tokens: int, movers: int, classed: bool) -> Case:
     """The kernel that has the lighter half look for pairs."""
     _, _, constants, launch = nearest(kinds, head | FEATURES, tokens, movers)
-    del constants["DIRECTED"]
-    constants |= {"PATCHES": 256, "OWN": pairing.OWN}
+    del constants["ANY"]
+    constants |= {"PATCHES": 256, "OWN": pairing.OWN, "CLASSED": classed}
+    constants |= {} if classed else {"heed": None, "importance": None}
     return pairing._lighter, kinds, constants, pairing.EXACT_RANKS | {"num_warps": max(4, launch["num_warps"])}
 
 
@@ -71,10 +72,11 @@ CASES: list[Case] = [
     nearest(BF16, HEAD, 50000, 98),
     nearest(BF16, HEAD, 50000, 50),
     nearest(FP32, WIDE, 50000, 98),
-    nearest(BF16, HEAD | FEATURES, 50000, 98),
-    lighter(BF16, HEAD, 197, 98),
-    lighter(BF16, HEAD, 50000, 98),
-    lighter(FP32, WIDE, 50000, 98),
+    nearest(BF16, HEAD | FEATURES, 50000, 196),
+    lighter(BF16, HEAD, 197, 98, True),
+    lighter(BF16, HEAD, 50000, 98, True),
+    lighter(BF16, HEAD, 50000, 98, False),
+    lighter(FP32, WIDE, 50000, 98, True),
     look(BF16, HEAD, 197, 98),
     look(BF16, HEAD, 50000, 98),
     look(FP32, WIDE, 50000, 98),

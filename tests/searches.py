@@ -58,7 +58,7 @@ def limits(kind: str, way: str) -> tuple[float, float]:
         into = [-1, 0 if last else -1, 0, 1, *range(4), *range(8)]
         fewest = build_plan(info, removed="merge", kept=kept, into=into)
     elif how["select"] == "matched":
-        channels = PATCHES * 24 // (4 * (24 + PATCHES))  # as many as cost no more than keys
+        channels = (PATCHES * 24 // 4 - 24) // (24 + PATCHES)  # as many as cost no more than keys
         distance = None if how.get("distance") else DistanceSpec(channels=channels, weights="")
         fewest = build_plan(info, **fields, patches_per_block=least(info), distance=distance)
     else:

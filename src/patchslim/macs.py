@@ -31,11 +31,11 @@ def merge_macs(shape: BlockShape, kept: int, gone: int) -> int:
 
 def match_macs(info: HostInfo, shape: BlockShape, patches: int, distance: DistanceSpec | None = None) -> int:
     """Pairing `patches` patches by keys or by features of their own, and the class token's attention beside it."""
-    halves = (patches + 1) // 2 * (patches // 2)
+    importance = importance_macs(info, shape, patches)
     if distance is None:
-        return halves * shape.attention_width + importance_macs(info, shape, patches)
-    compared = patches**2 if info.reads_class else halves  # which half may go is asked of all pairs
-    return (patches * shape.width + compared) * distance.channels + importance_macs(info, shape, patches)
+        return (patches + 1) // 2 * (patches // 2) * shape.attention_width + importance
+    # Which half may go is asked of all pairs, and what a patch weighs is one channel more.
+    return patches * shape.width * (distance.channels + 1) + patches**2 * distance.channels + importance
 
 
 def importance_macs(info: HostInfo, shape: BlockShape, patches: int) -> int:

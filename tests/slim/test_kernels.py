@@ -26,7 +26,7 @@ import patchslim as ps
 from hf_small import make_hf
 from patchslim.hosts import answer_of, attention, fast, timm_block
 from patchslim.hosts.attention import plain, sized
-from patchslim.slim.merge import FLOOR, Match, match, match_halves, match_lighter, merge, unit_keys
+from patchslim.slim.merge import FLOOR, match, match_lighter, merge, unit_keys
 from patchslim.slim.tokens import Tokens
 from small import per_image_plan
 
@@ -86,19 +86,24 @@ def test_the_class_tokens_attention(shape: Any, alike: bool, seed: int) -> None:
 
 @given(SHAPES, st.integers(0, 2), st.floats(0, 1), st.booleans(), st.booleans(), st.integers(0, 99))
 @example((2, 2, 75, 4), 1, 0.8, True, True, 0)  # more pairs than one program looks after
-@example((2, 2, 75, 4), 1, 0.8, True, False, 0)
+@example((2, 2, 75, 4), 1, 0.8, False, False, 0)
 @example((1, 1, 70, 4), 1, 0.5, False, True, 1)
 @settings(max_examples=8, deadline=None)
-def test_pairs_and_merges(shape: Any, prefix: int, share: float, weighed: bool, directed: bool, seed: int) -> None:
+def test_pairs_and_merges(shape: Any, prefix: int, share: float, weighed: bool, keys: bool, seed: int) -> None:
     batch, heads, t, width = shape
     normal = drawn(seed)
     k, x = keys_of(normal, batch, heads, prefix + t, width), normal(batch, prefix + t, 20)
     size = normal(batch, prefix + t).abs() + 1
     n = t - round(share * (t - t // 2))  # as many as there are pairs may go
     importance = normal(batch, t).abs() if weighed else None
-    weight = normal(batch, t).exp() if weighed else torch.ones(batch, t, device=DEVICE)
-    found = wanted_pairs(k[:, :, prefix:], directed, n, weight if weighed else None)
-    place = pair_kernels.pair(k[:, :, prefix:], weight, n, directed)
+    if keys:
+        weight = normal(batch, t).exp() if weighed else torch.ones(batch, t, device=DEVICE)
+        found = match(unit_keys(k, prefix), n, weight if weighed else None)
+        place = pair_kernels.pair(k[:, :, prefix:], weight, n)
+    else:
+        z = normal(batch, t, 6)
+        found = match_lighter(z[..., :-1], n, z[..., -1].exp())
+        place = pair_kernels.pair_lighter(z, n)
     rows = torch.arange(batch, device=DEVICE)[:, None]
     assert (place[rows, found.keep] == torch.arange(n, device=DEVICE)).all()
     assert (place[rows, found.gone] == found.into).all()
@@ -110,15 +115,6 @@ def test_pairs_and_merges(shape: Any, prefix: int, share: float, weighed: bool, 
     goes = place[:, :, None] == torch.arange(n, device=DEVICE)
     alone, own = goes.sum(dim=1) == 1, goes.int().argmax(dim=1)  # places that one patch goes to, and which
     assert torch.equal(tokens[:, prefix:][alone], x[rows, prefix + own][alone])
-
-
-def wanted_pairs(z: Tensor, directed: bool, n: int, weight: Tensor | None) -> Match:
-    """By keys or by distances, the latter from torch's own: z (B, h, t, c)."""
-    if directed:
-        return match(unit_keys(z, 0), n, weight)
-    rows = z.transpose(1, 2).flatten(2).double()
-    closeness = 1 - torch.cdist(rows[:, ::2], rows[:, 1::2]).square()
-    return match_halves(closeness, z.shape[2] - n, None if weight is None else weight[:, ::2])
 
 
 def _check_norm(x: Tensor, size: Tensor, weight: Tensor, place: Tensor, n: int, wanted: Tokens) -> None:
@@ -133,9 +129,10 @@ def _check_norm(x: Tensor, size: Tensor, weight: Tensor, place: Tensor, n: int, 
 @given(SHAPES, st.integers(1, 2), st.floats(0, 1), st.booleans(), st.booleans(), st.integers(0, 99))
 @example((2, 2, 75, 4), 1, 0.8, False, True, 0)  # several tiles and programs
 @example((2, 2, 75, 4), 1, 0.8, False, False, 0)
+@example((1, 2, 196, 4), 1, 0.5, True, False, 2)
 @settings(max_examples=8, deadline=None)
 def test_pairs_by_the_class_tokens_attention(
-    shape: Any, prefix: int, share: float, alike: bool, directed: bool, seed: int
+    shape: Any, prefix: int, share: float, alike: bool, keys: bool, seed: int
 ) -> None:
     batch, heads, t, width = shape
     normal = drawn(seed)
@@ -144,12 +141,14 @@ def test_pairs_by_the_class_tokens_attention(
     n = t - round(share * (t - t // 2))
     rows = (0.4 * q @ k.transpose(2, 3) + size.log()[:, None, None]).softmax(dim=-1).mean(dim=1)[:, 0]
     importance = rows[:, prefix:] * t
-    z = k[:, :, prefix:] if directed else normal(batch, 1, t, 5)
-    find = pair_kernels.pair_by_class if directed else pair_kernels.pair_lighter
-    place, found = find(q, k, z, size, 0.4, n, FLOOR)
+    if keys:
+        wanted = match(unit_keys(k, prefix), n, importance + FLOOR)
+        place, found = pair_kernels.pair_by_class(q, k, size, 0.4, prefix, n, FLOOR)
+    else:
+        z = normal(batch, t, 6)
+        wanted = match_lighter(z[..., :-1], n, z[..., -1].exp() * (importance + FLOOR) ** 2)
+        place, found = pair_kernels.pair_lighter_by_class(q, k, z, size, 0.4, n, FLOOR)
     torch.testing.assert_close(found, importance, rtol=1e-5, atol=1e-6)
-    weight = importance + FLOOR
-    wanted = match(unit_keys(z, 0), n, weight) if directed else match_lighter(z[:, 0], n, weight)
     each = torch.arange(batch, device=DEVICE)[:, None]
     assert (place[each, wanted.keep] == torch.arange(n, device=DEVICE)).all()
     assert (place[each, wanted.gone] == wanted.into).all()
@@ -215,13 +214,14 @@ def test_attention_of_few_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_compiler_can_rely_on_their_shapes() -> None:
     normal = drawn(0)
     k, q, size = keys_of(normal, 2, 3, 9, 8), normal(2, 3, 4, 8), normal(2, 9).abs() + 1
-    place = pair_kernels.pair(k[:, :, 1:], normal(2, 8), 6, True)
+    place = pair_kernels.pair(k[:, :, 1:], normal(2, 8), 6)
     for name, args in (
         ("attend", (q, k, k, size, 0.4)),
         ("class_rows", (q[:, :, :1], k, size, 0.4)),
-        ("pair", (k[:, :, 1:], normal(2, 8), 6, True)),
-        ("pair_by_class", (q[:, :, :1], k, k[:, :, 1:], size, 0.4, 6, 0.3)),
-        ("pair_lighter", (q[:, :, :1], k, normal(2, 1, 8, 4), size, 0.4, 6, 0.3)),
+        ("pair", (k[:, :, 1:], normal(2, 8), 6)),
+        ("pair_by_class", (q[:, :, :1], k, size, 0.4, 1, 6, 0.3)),
+        ("pair_lighter", (normal(2, 8, 4), 6)),
+        ("pair_lighter_by_class", (q[:, :, :1], k, normal(2, 8, 4), size, 0.4, 6, 0.3)),
         ("merge_rows", (normal(2, 9, 20), size, size[:, 1:], place, 6)),
         ("merge_normed", (normal(2, 9, 20), size, size[:, 1:], place, 6, normal(20), normal(20), 1e-5)),
     ):
@@ -288,7 +288,7 @@ def test_a_kernel_that_competes_is_launched_once_and_then_in_recordings(monkeypa
     assert not fast.worth_launching("b")  # it can't be compiled now
 
 
-@pytest.mark.parametrize(("channels", "pairs"), [(None, "pair_by_class"), (5, "pair_lighter")])
+@pytest.mark.parametrize(("channels", "pairs"), [(None, "pair_by_class"), (5, "pair_lighter_by_class")])
 def test_a_compiler_takes_them_as_they_are(channels: int | None, pairs: str, monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(0)
     model = timm_model().to(DEVICE)

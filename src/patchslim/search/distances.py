@@ -1,9 +1,10 @@
-"""How far apart two patches are: what it does to the head's readout, on average, when one takes the other's place.
+"""How far apart patches are, and what they weigh: what it does to the head's readout when one takes another's place.
 
 The gradient of the readout in a patch's token, g, says to first order what moving the token by δ does: (gᵀδ)². Its mean
-over patches, images and directions of the readout is a quadratic form, δᵀ M δ with M = E[g gᵀ / w], w being what
-matching weighs the patch by already. A block's distance is that form in the few directions in which tokens differ most
-by it: the features R of `c` channels whose squared distance comes nearest to it.
+over the other patches of the image, δ = x_j − x_i, is how much patch i matters, u. A block's distance takes two things
+apart. Directions: δᵀ M δ with M = E[g gᵀ / u], in the few directions in which tokens differ most by it: the features of
+`c` channels whose squared distance comes nearest to it. And how much: log u, less what the class token's attention says
+of it already, as a linear function of the token, by least squares within images.
 """
 
 from __future__ import annotations
@@ -23,9 +24,10 @@ from patchslim.search.features import Features
 from patchslim.search.ledger import Ledger
 from patchslim.search.topdown import Listener
 from patchslim.slim.chooser import distance_channels, make_distance
-from patchslim.slim.merge import FLOOR
+from patchslim.slim.merge import learnt_weight
 
 PROBES = 4  # random directions of the readout per image; images and patches average the noise
+RIDGE = 0.01  # of the average variance, so that few images do not make weights of noise
 TINY = 1e-30
 
 
@@ -33,16 +35,39 @@ TINY = 1e-30
 class Moments:
     """Sums over the patches that enter one block."""
 
-    form: Tensor  # (d, d): Σ g gᵀ / w
+    form: Tensor  # (d, d): Σ g gᵀ / u
     spread: Tensor  # (d, d): Σ (x - x̄)(x - x̄)ᵀ, x̄ of the patch's own image
+    lean: Tensor  # (d,): Σ (x - x̄) log(u / w), w what patches weigh anyway
     total: Tensor  # (d,): Σ x
     patches: int = 0
 
     @classmethod
     def empty(cls, width: int, device: torch.device) -> Moments:
         """Of nothing yet."""
-        form, spread = (torch.zeros(width, width, device=device) for _ in range(2))
-        return cls(form, spread, torch.zeros(width, device=device))
+        form, spread = torch.zeros(2, width, width, device=device)
+        lean, total = torch.zeros(2, width, device=device)
+        return cls(form, spread, lean, total)
+
+    def add_(self, x: Tensor, grads: Tensor, weight: Tensor) -> None:
+        """Some images' patches x (B, N, d), gradients (K, B, N, d), what they weigh anyway (B, N)."""
+        rows = x - x.mean(dim=1, keepdim=True)
+        matter = replacement(x, grads).clamp_min(TINY)  # (B, N)
+        scaled = (grads * matter.rsqrt()[..., None]).flatten(0, 2)
+        self.form += scaled.T @ scaled
+        self.spread += rows.flatten(0, 1).T @ rows.flatten(0, 1)
+        self.lean += torch.einsum("bnd,bn->d", rows, (matter / weight).log())
+        self.total += x.sum(dim=(0, 1))
+        self.patches += x.shape[0] * x.shape[1]
+
+
+def replacement(x: Tensor, grads: Tensor) -> Tensor:
+    """u: what it does, to first order, when another of the image's patches takes a patch's place, the mean over all of
+    them: Σ_k mean_j (gᵀ(x_j − x_i))², x (B, N, d), grads (K, B, N, d) → (B, N)."""
+    found = torch.zeros_like(x[..., 0])
+    for grad in grads:
+        moved = grad @ x.transpose(1, 2)  # (B, N, N): gᵀ x_j
+        found += (moved - moved.diagonal(dim1=1, dim2=2)[..., None]).square().mean(dim=2)
+    return found
 
 
 def find_distances(host: Host, features: Features, ledger: Ledger, seed: int, listen: Listener) -> dict[int, nn.Module]:
@@ -83,17 +108,13 @@ def _add_(host: Host, x: Tensor, found: list[Moments], generator: torch.Generato
         tokens, weights, read = _forward(host, x, len(found))
         directions = probes(read.detach().float(), PROBES, generator)
         along = torch.einsum("bf,bfk->bk", read.float(), directions)
-        for probe in range(PROBES):
-            grads = torch.autograd.grad(along[:, probe].sum(), tokens, retain_graph=probe + 1 < PROBES)
-            for moments, grad, weight in zip(found, grads, weights, strict=True):
-                rows = (grad[:, prefix:].float() / weight.sqrt()[..., None]).flatten(0, 1)
-                moments.form += rows.T @ rows
-    for moments, inputs in zip(found, tokens, strict=True):
-        patches = inputs.detach()[:, prefix:].float()
-        rows = (patches - patches.mean(dim=1, keepdim=True)).flatten(0, 1)
-        moments.spread += rows.T @ rows
-        moments.total += patches.sum(dim=(0, 1))
-        moments.patches += len(rows)
+        grads = [
+            torch.autograd.grad(along[:, probe].sum(), tokens, retain_graph=probe + 1 < PROBES)
+            for probe in range(PROBES)
+        ]
+    for layer, (moments, weight) in enumerate(zip(found, weights, strict=True)):
+        stack = torch.stack([of_probe[layer][:, prefix:].float() for of_probe in grads])
+        moments.add_(tokens[layer].detach()[:, prefix:].float(), stack, weight)
 
 
 def _forward(host: Host, x: Tensor, blocks: int) -> tuple[list[Tensor], list[Tensor], Tensor]:
@@ -113,28 +134,31 @@ def _forward(host: Host, x: Tensor, blocks: int) -> tuple[list[Tensor], list[Ten
 
 @torch.no_grad()
 def _weight(host: Host, block: nn.Module, incoming: Any) -> Tensor:
-    """What matching weighs patches by (B, N): the class token's attention, mean 1, and the floor; else all alike."""
-    info = host.info
-    if not info.reads_class:
-        return torch.ones(len(incoming.y), info.patches, device=incoming.y.device)
-    attention: Tensor = host.math.class_attention(block, incoming, None)[:, info.prefix_tokens :]
-    return attention.float() * info.patches + FLOOR
+    """What matching weighs patches by (B, N) whatever is learnt."""
+    info, importance = host.info, None
+    if info.reads_class:
+        importance = host.math.class_attention(block, incoming, None)[:, info.prefix_tokens :] * info.patches
+    return learnt_weight(torch.zeros(len(incoming.y), info.patches, device=incoming.y.device), importance)
 
 
 def set_distance_(distance: nn.Linear, moments: Moments) -> None:
-    """R and what centres it, at such a scale that patches of an image differ from its mean by 1 on average."""
-    if not bool(moments.form.isfinite().all() & moments.spread.isfinite().all()):
+    """Features, at such a scale that patches of an image differ from its mean by 1 on average, and the logarithm of the
+    weight; both 0 for the average patch, which keeps numbers small: half precision has few digits."""
+    if not bool(moments.form.isfinite().all() & moments.spread.isfinite().all() & moments.lean.isfinite().all()):
         raise PatchslimError("A gradient is not a finite number; the model's weights or the images are broken.")
     count = max(1, moments.patches)
-    form, spread = moments.form.double().cpu(), moments.spread.double().cpu() / count
+    form, spread, lean = (own.double().cpu() / count for own in (moments.form, moments.spread, moments.lean))
     root = _root(form / form.trace().clamp_min(TINY))
     _, axes = torch.linalg.eigh(root @ spread @ root)  # smallest first
-    features = root @ axes[:, -distance.out_features :]  # (d, c)
+    features = root @ axes[:, 1 - distance.out_features :]  # (d, c)
     features = features / (features * (spread @ features)).sum().clamp_min(TINY).sqrt()
+    ridge = (RIDGE * spread.diagonal().mean()).clamp_min(TINY) * torch.eye(len(spread), dtype=spread.dtype)
+    slope = torch.linalg.solve(spread + ridge, lean)
+    linear = torch.cat([features, slope[:, None]], dim=1)  # (d, c + 1)
     mean = moments.total.double().cpu() / count
     with torch.no_grad():
-        distance.weight.copy_(features.T)
-        distance.bias.copy_(-(mean @ features))  # keeps numbers small: half precision has few digits
+        distance.weight.copy_(linear.T)
+        distance.bias.copy_(-(mean @ linear))
 
 
 def _root(form: Tensor) -> Tensor:

@@ -15,14 +15,15 @@ CHANNELS = 32  # of a distance, at most; docs/decisions.md
 
 
 def make_distance(width: int, channels: int) -> nn.Linear:
-    """A block's distance, as yet no one's: patches (…, d) are as far apart as what it makes of them, (…, c)."""
-    return nn.Linear(width, channels)
+    """A block's distance, as yet no one's: patches (…, d) are as far apart as the first c channels of what it makes of
+    them, (…, c + 1), and the last is the logarithm of what they weigh."""
+    return nn.Linear(width, channels + 1)
 
 
 def distance_channels(info: HostInfo) -> int:
     """How many channels a host gets: features of all patches, each compared with all others, should cost no more than
-    comparing keys of one half with the other half's would, c (d + N) ≤ d N / 4."""
-    most = info.patches * info.width // (4 * (info.width + info.patches))
+    comparing keys of one half with the other half's would, (c + 1) d + c N ≤ d N / 4."""
+    most = (info.patches * info.width // 4 - info.width) // (info.width + info.patches)
     return max(1, min(CHANNELS, most))
 
 

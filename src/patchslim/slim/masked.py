@@ -135,8 +135,9 @@ class _OneImage:
             halves = None
             if plan.distance is not None:
                 far = self.choosers[layer](x[0, [prefix + patch for patch in alive]])
-                near = lambda i, j: 1 - float((far[i] - far[j]).square().sum())  # noqa: E731
-                halves = _lighter(near, matter) if weighed else None
+                near = lambda i, j: 1 - float((far[i, :-1] - far[j, :-1]).square().sum())  # noqa: E731
+                matter = [math.exp(float(told)) * own**2 for told, own in zip(far[:, -1], matter, strict=True)]
+                halves = _lighter(near, matter)
             kept, into = _pairs(alive, near, matter, len(alive) - count, halves)
         else:
             score = self.choosers[layer](incoming.y[:, prefix:], torch.tensor([alive], device=x.device))[0].tolist()

@@ -38,19 +38,6 @@ def unit_keys(k: Tensor, prefix: int) -> Tensor:
     return F.normalize(k[:, :, prefix:].transpose(1, 2).flatten(2), dim=-1)
 
 
-class Compared(NamedTuple):
-    """What patches are compared by: all heads' keys, of which the direction counts, or features as far apart as it
-    matters."""
-
-    z: Tensor  # (B, h, t, c)
-    directed: bool
-
-
-def by_keys(k: Tensor, prefix: int) -> Compared:
-    """k (B, H, p + t, d_h)."""
-    return Compared(k[:, :, prefix:], True)
-
-
 def closeness(z: Tensor, other: Tensor) -> Tensor:
     """1 less squared distances, so that 1 less it is a distance, as with cosines: (B, m, c), (B, n, c) → (B, m, n)."""
     if torch.is_autocast_enabled(z.device.type):  # differences of squares have no digits to spare
@@ -102,6 +89,13 @@ def weight_of(importance: Tensor | None) -> Tensor | None:
     return None if importance is None else importance + FLOOR
 
 
+def learnt_weight(told: Tensor, importance: Tensor | None) -> Tensor:
+    """What patches weigh by the logarithm that their own features tell, (B, t), and, where a class token is read, by
+    its attention: what it reads of a patch goes by attention, and an error by the square of that."""
+    weight: Tensor = told.float().exp()
+    return weight if importance is None else weight * (importance.float() + FLOOR).square()
+
+
 def _joined(similarity: Tensor, movers: Tensor, hosts: Tensor, r: int, weight: Tensor | None) -> Match:
     """The r movers for which weight times distance is least join the host nearest to each: similarity (B, m, h) of
     movers (B, m) to hosts (B, h), weight (B, m)."""
@@ -112,39 +106,40 @@ def _joined(similarity: Tensor, movers: Tensor, hosts: Tensor, r: int, weight: T
     return Match(torch.cat([take(movers, stay), hosts], dim=1), take(movers, gone), take(nearest, gone) + first, first)
 
 
-def pairs(compared: Compared, n: int, weight: Tensor | None) -> Match:
-    """By whatever patches are compared by: keys as in `match`, distances as in `match_lighter` where patches weigh
-    something."""
-    if compared.directed:
-        return match(unit_keys(compared.z, 0), n, weight)
-    z = compared.z.transpose(1, 2).flatten(2)
-    if weight is not None:
-        return match_lighter(z, n, weight)
-    return match_halves(closeness(z[:, ::2], z[:, 1::2]), z.shape[1] - n)
+def join(tokens: Tokens, k: Tensor, n: int, prefix: int, importance: Tensor | None, weight: Tensor | None) -> Tokens:
+    """Pair patches by keys k (B, H, p + t, d_h) and merge until `n` are left. weight (B, t) as in `match`; importance
+    (B, t) is how much each counts in an average."""
+    if not joins_fast(tokens, k[:, :, prefix:]):
+        return merge(tokens, match(unit_keys(k, prefix), n, weight), prefix, importance)
+    if weight is None:
+        weight = torch.ones(k.shape[0], k.shape[2] - prefix, device=k.device)
+    place = pair_kernels.pair(k[:, :, prefix:], weight.float(), n)
+    return _merge_fast(tokens, place, n, prefix, importance)
 
 
-def join(
-    tokens: Tokens, compared: Compared, n: int, prefix: int, importance: Tensor | None, weight: Tensor | None
-) -> Tokens:
-    """Pair patches and merge until `n` are left. weight (B, t) as in `match`; importance (B, t) is how much each counts
-    in an average."""
-    if joins_fast(tokens, compared) and (compared.directed or weight is None):
-        return _join_fast(tokens, compared, n, prefix, importance, weight)
-    return merge(tokens, pairs(compared, n, weight), prefix, importance)
+def join_lighter(tokens: Tokens, z: Tensor, n: int, prefix: int, importance: Tensor | None) -> Tokens:
+    """Pair patches by distance, z (B, t, c + 1) as `chooser.make_distance` has it, and merge until `n` are left."""
+    if importance is None and joins_fast(tokens, z[:, None]):
+        return _merge_fast(tokens, pair_kernels.pair_lighter(z, n), n, prefix, None)
+    return merge(tokens, match_lighter(z[..., :-1], n, learnt_weight(z[..., -1], importance)), prefix, importance)
 
 
-def joins_fast(tokens: Tokens, compared: Compared) -> bool:
-    """Whether kernels can do it."""
+def joins_fast(tokens: Tokens, k: Tensor) -> bool:
+    """Whether kernels can do it: what patches are compared by, k (B, h, t, c)."""
     tracked = tokens.place is not None or tokens.source is not None
-    return kernels_for(compared.z) and not tracked and compared.z.shape[2] <= MOST_PATCHES
+    return kernels_for(k) and not tracked and k.shape[2] <= MOST_PATCHES
 
 
-def join_by_class(tokens: Tokens, k: Tensor, compared: Compared, n: int, query: ClassQuery, norm: Any) -> Tokens:
-    """`join` in three or four kernels, importance being the class token's attention, by keys k (B, H, p + t, d_h):
-    tokens after LN1 come with it."""
+def join_by_class(
+    tokens: Tokens, k: Tensor, z: Tensor | None, n: int, prefix: int, query: ClassQuery, norm: Any
+) -> Tokens:
+    """`join`, or `join_lighter` where z is given, in three or four kernels, importance being the class token's
+    attention: tokens after LN1 come with it."""
     size = _sizes(tokens)
-    pair = pair_kernels.pair_by_class if compared.directed else pair_kernels.pair_lighter
-    place, importance = pair(query.q, k, compared.z, size, query.scale, n, FLOOR)
+    if z is None:
+        place, importance = pair_kernels.pair_by_class(query.q, k, size, query.scale, prefix, n, FLOOR)
+    else:
+        place, importance = pair_kernels.pair_lighter_by_class(query.q, k, z, size, query.scale, n, FLOOR)
     if not plain_norm(norm, tokens.x):
         return Tokens(*merge_kernels.merge_rows(tokens.x, size, importance, place, n))
     x, grown, normed = merge_kernels.merge_normed(
@@ -165,14 +160,9 @@ def _sizes(tokens: Tokens) -> Tensor:
     return torch.ones(1, tokens.x.shape[1], device=tokens.x.device) if tokens.size is None else tokens.size
 
 
-def _join_fast(
-    tokens: Tokens, compared: Compared, n: int, prefix: int, importance: Tensor | None, weight: Tensor | None
-) -> Tokens:
-    """The same in three kernels."""
-    size, (z, directed) = _sizes(tokens), compared
-    if weight is None:
-        weight = size.new_ones(z.shape[0], z.shape[2])
-    place = pair_kernels.pair(z, weight.float(), n, directed)
+def _merge_fast(tokens: Tokens, place: Tensor, n: int, prefix: int, importance: Tensor | None) -> Tokens:
+    """Average what goes to one place (B, t), in a kernel."""
+    size = _sizes(tokens)
     share = size[:, prefix:] if importance is None else importance
     return Tokens(*merge_kernels.merge_rows(tokens.x, size, share, place, n))
 

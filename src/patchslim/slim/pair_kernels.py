@@ -24,14 +24,13 @@ EXACT_RANKS = {"enable_fp_fusion": False, "num_warps": 4}
 def _nearest(
     z, alike, nearest,
     z_b, z_h, z_n, found_b, heads, movers, hosts, parts,
-    WIDTH: tl.constexpr, SIDE: tl.constexpr, CHANNELS: tl.constexpr, DIRECTED: tl.constexpr, EXACT: tl.constexpr,
+    WIDTH: tl.constexpr, SIDE: tl.constexpr, CHANNELS: tl.constexpr, ANY: tl.constexpr, EXACT: tl.constexpr,
 ):  # fmt: skip
-    """One tile of one image's pairs, of an even patch and an odd one."""
+    """One tile of one image's pairs: of an even patch and an odd one, by direction, or of any two, by distance."""
     image, tile = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    mover, host = tile // parts * SIDE + tl.arange(0, SIDE), tile % parts * SIDE + tl.arange(0, SIDE)
-    _nearest_tile(
-        z + image * z_b, alike + image * found_b, nearest + image * found_b, 2 * mover, 2 * host + 1, mover, host,
-        tile % parts, z_h, z_n, heads, movers, hosts, WIDTH, SIDE, CHANNELS, DIRECTED, EXACT,
+    _first_tile(
+        z + image * z_b, alike + image * found_b, nearest + image * found_b,
+        tile // parts, tile % parts, z_h, z_n, heads, movers, hosts, WIDTH, SIDE, CHANNELS, ANY, EXACT,
     )  # fmt: skip
 
 
@@ -42,8 +41,7 @@ def _look(
     KEY_WIDTH: tl.constexpr, KEY_CHANNELS: tl.constexpr, KEYS: tl.constexpr,
     WIDTH: tl.constexpr, SIDE: tl.constexpr, CHANNELS: tl.constexpr, ANY: tl.constexpr, EXACT: tl.constexpr,
 ):  # fmt: skip
-    """One tile of one image's pairs, or the first token's attention in one head: neither waits for the other. Pairs are
-    of an even patch and an odd one, by keys, or of any two, by distance."""
+    """One such tile, or the first token's attention in one head: neither waits for the other."""
     image, own = tl.program_id(0).to(tl.int64), tl.program_id(1)
     if own < heads:
         class_row(
@@ -52,53 +50,79 @@ def _look(
         )  # fmt: skip
     else:
         tile = own - heads
-        mover, host = tile // parts * SIDE + tl.arange(0, SIDE), tile % parts * SIDE + tl.arange(0, SIDE)
-        row, column = (mover, host) if ANY else (2 * mover, 2 * host + 1)
-        _nearest_tile(
-            z + image * z_b, alike + image * found_b, nearest + image * found_b, row, column, mover, host,
-            tile % parts, z_h, z_n, kinds, movers, hosts, WIDTH, SIDE, CHANNELS, not ANY, EXACT,
+        _first_tile(
+            z + image * z_b, alike + image * found_b, nearest + image * found_b,
+            tile // parts, tile % parts, z_h, z_n, kinds, movers, hosts, WIDTH, SIDE, CHANNELS, ANY, EXACT,
         )  # fmt: skip
 
 
 @triton.jit
+def _first_tile(
+    z, alike, nearest, which, part, z_h, z_n, heads, movers, hosts,
+    WIDTH: tl.constexpr, SIDE: tl.constexpr, CHANNELS: tl.constexpr, ANY: tl.constexpr, EXACT: tl.constexpr,
+):  # fmt: skip
+    """Patches as they come: even ones and odd ones, or all and all."""
+    mover, host = which * SIDE + tl.arange(0, SIDE), part * SIDE + tl.arange(0, SIDE)
+    row, column = (mover, host) if ANY else (2 * mover, 2 * host + 1)
+    _nearest_tile(
+        z, alike, nearest, row, column, mover, host, part, z_h, z_n, heads, movers, hosts,
+        WIDTH, SIDE, CHANNELS, not ANY, EXACT,
+    )  # fmt: skip
+
+
+@triton.jit
 def _lighter(
-    z, around, whom, heed, order, importance, alike, nearest,
+    z, around, whom, heed, order, importance, weight, alike, nearest,
     z_b, z_n, around_b, heed_b, found_b, t, heads, n_in, prefix, looks, movers, hosts, parts, floor,
     WIDTH: tl.constexpr, SIDE: tl.constexpr, CHANNELS: tl.constexpr, PATCHES: tl.constexpr, OWN: tl.constexpr,
-    EXACT: tl.constexpr,
+    CLASSED: tl.constexpr, EXACT: tl.constexpr,
 ):  # fmt: skip
     """One tile of one image's pairs, of a patch from the lighter half and one from the other. Every program finds out
-    for itself which those are: by how many patches weigh less beside their nearest. That order is told too, and how
-    much the first token attends to each."""
+    for itself which those are: by how many patches weigh less beside their nearest. That order is told too, and what
+    each weighs."""
     image, tile = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    around, whom, heed = around + image * around_b, whom + image * around_b, heed + image * heed_b + prefix
+    z, around, whom = z + image * z_b, around + image * around_b, whom + image * around_b
+    if CLASSED:
+        heed += image * heed_b + prefix
     mover, host = tile // parts * SIDE + tl.arange(0, SIDE), tile % parts * SIDE + tl.arange(0, SIDE)
     row, column = tl.zeros([SIDE], tl.int32), tl.zeros([SIDE], tl.int32)
     patch = tl.arange(0, PATCHES)
-    every, _ = _beside(around, whom, heed, patch, t, heads, n_in, looks, floor)
+    every = _beside(around, whom, z + WIDTH, heed, patch, z_n, t, heads, n_in, looks, floor, CLASSED)
+    every = tl.where(patch < t, every, float("inf"))
+    heavy = _weight(z + WIDTH, heed, patch, z_n, t, heads, n_in, floor, CLASSED)
+    tl.store(weight + image * t + patch, heavy, mask=patch < t)
+    if CLASSED:
+        tl.store(importance + image * t + patch, _mean(heed, patch, t, heads, n_in), mask=patch < t)
     for start in range(0, t, OWN):
         own = start + tl.arange(0, OWN)
-        mine, attended = _beside(around, whom, heed, own, t, heads, n_in, looks, floor)
-        tl.store(importance + image * t + own, attended, mask=own < t)
+        mine = _beside(around, whom, z + WIDTH, heed, own, z_n, t, heads, n_in, looks, floor, CLASSED)
         rank = tl.where(own < t, _rank_among(mine, every, own, patch), -1)
         row += tl.sum(tl.where(rank[None, :] == mover[:, None], own[None, :], 0), axis=1)
         column += tl.sum(tl.where(rank[None, :] == (movers + host)[:, None], own[None, :], 0), axis=1)
     tl.store(order + image * t + mover, row, mask=mover < movers)
     tl.store(order + image * t + movers + host, column, mask=host < hosts)
     _nearest_tile(
-        z + image * z_b, alike + image * found_b, nearest + image * found_b, row, column, mover, host,
+        z, alike + image * found_b, nearest + image * found_b, row, column, mover, host,
         tile % parts, 0, z_n, 1, movers, hosts, WIDTH, SIDE, CHANNELS, False, EXACT,
     )  # fmt: skip
 
 
 @triton.jit
-def _beside(around, whom, heed, patch, t, heads, n_in, looks, floor):
-    """What patches weigh beside the one nearest to each, infinitely much past the last; and the first token's attention
-    to them."""
+def _beside(around, whom, told, heed, patch, told_n, t, heads, n_in, looks, floor, CLASSED: tl.constexpr):
+    """What patches weigh beside the one nearest to each."""
     _, near = _found(around, whom, patch, t, looks)
-    attended = _mean(heed, patch, t, heads, n_in)
-    beside = (attended + floor) / (_mean(heed, near, t, heads, n_in) + floor)
-    return tl.where(patch < t, beside, float("inf")), attended
+    weight = _weight(told, heed, patch, told_n, t, heads, n_in, floor, CLASSED)
+    return weight / _weight(told, heed, near, told_n, t, heads, n_in, floor, CLASSED)
+
+
+@triton.jit
+def _weight(told, heed, patch, told_n, t, heads, n_in, floor, CLASSED: tl.constexpr):
+    """`merge.learnt_weight`."""
+    weight = tl.exp(tl.load(told + patch * told_n, mask=patch < t, other=0.0).to(tl.float32))
+    if CLASSED:
+        attended = _mean(heed, patch, t, heads, n_in) + floor
+        weight *= attended * attended
+    return weight
 
 
 @triton.jit
@@ -137,11 +161,11 @@ def _nearest_tile(
 @triton.jit
 def _rank(
     alike, nearest, weight, order, place,
-    found_b, weight_b, place_b, movers, hosts, parts, r, floor,
+    found_b, weight_b, place_b, movers, hosts, parts, r,
     OWN: tl.constexpr, MOVERS: tl.constexpr, ORDERED: tl.constexpr,
 ):  # fmt: skip
-    """Some pairs of one image: where both patches go. `weight` and `floor` are how much each patch matters; `order` has
-    the movers, then the others, where it is not the even patches and the odd ones."""
+    """Some pairs of one image: where both patches go. `weight` is how much each patch matters; `order` has the movers,
+    then the others, where it is not the even patches and the odd ones."""
     image, own, mover = tl.program_id(0).to(tl.int64), tl.program_id(1) * OWN + tl.arange(0, OWN), tl.arange(0, MOVERS)
     alike, nearest, weight = alike + image * found_b, nearest + image * found_b, weight + image * weight_b
     mine_at, every_at, host_at = 2 * own, 2 * mover, 2 * own + 1
@@ -151,9 +175,9 @@ def _rank(
         every_at = tl.load(order + mover, mask=mover < movers, other=0)
         host_at = tl.load(order + movers + own, mask=own < hosts, other=0)
     near, joined = _found(alike, nearest, own, movers, parts)
-    mine = _cost(near, tl.load(weight + mine_at, mask=own < movers, other=0.0) + floor)
+    mine = _cost(near, tl.load(weight + mine_at, mask=own < movers, other=0.0))
     near, _ = _found(alike, nearest, mover, movers, parts)
-    every = _cost(near, tl.load(weight + every_at, mask=mover < movers, other=0.0) + floor)
+    every = _cost(near, tl.load(weight + every_at, mask=mover < movers, other=0.0))
     _place(place + image * place_b, mine, every, joined, own, mover, mine_at, host_at, movers, hosts, r)
 
 
@@ -240,9 +264,10 @@ class _Pairs(NamedTuple):
         return self.parts * self.movers
 
 
-def _pairs(z: Tensor, anyone: bool = False) -> _Pairs:
-    """For what patches are compared by, (B, h, t, c): the nearest to each of one half, or to each patch."""
-    batch, _, patches, width = z.shape
+def _pairs(z: Tensor, width: int, anyone: bool = False) -> _Pairs:
+    """For what patches are compared by, the first channels of (B, h, t, c): the nearest to each of one half, or to each
+    patch."""
+    batch, _, patches, _ = z.shape
     movers, hosts = (patches, patches) if anyone else ((patches + 1) // 2, patches // 2)
     channels = _channels(width)
     side = _side(batch * patches, movers, channels * z.element_size())
@@ -257,103 +282,144 @@ def _channels(width: int) -> int:
     return max(16, int(triton.next_power_of_2(width)))
 
 
-def _places(z: Tensor, weight: Tensor, n: int, directed: bool) -> Tensor:
+def _places(z: Tensor, weight: Tensor, n: int) -> Tensor:
     """Room for the result."""
     return z.new_empty(z.shape[0], z.shape[2], dtype=torch.int32)
 
 
 @operator("patchslim::pair", _places)
-def pair(z: Tensor, weight: Tensor, n: int, directed: bool) -> Tensor:
-    """Where every patch goes when `n` stay: z (B, h, t, c), weight (B, t) in fp32 → (B, t) places among the n.
-    Every even patch and the odd one nearest to it, by direction or by distance; those pairs of least weight times
-    distance become one."""
-    batch, heads, _, width = z.shape
-    z, weight, place = dense(z), dense(weight), _places(z, weight, n, directed)
-    own = _pairs(z)
+def pair(z: Tensor, weight: Tensor, n: int) -> Tensor:
+    """Where every patch goes when `n` stay: keys z (B, H, t, d_h), weight (B, t) in fp32 → (B, t) places among the n.
+    Every even patch and the odd one nearest to it by direction; those pairs of least weight times distance become
+    one."""
+    z, weight, place = dense(z), dense(weight), _places(z, weight, n)
+    own = _pairs(z, z.shape[3])
     with torch.cuda.device_of(z):  # a launch goes to the current device
-        _nearest[(batch, own.tiles)](
-            z, own.alike, own.nearest,
-            *z.stride()[:3], own.stride, heads, own.movers, own.hosts, own.parts,
-            WIDTH=width, SIDE=own.side, CHANNELS=own.channels, DIRECTED=directed, EXACT=exact(z.dtype),
-            num_warps=_warps(own.side),
-        )  # fmt: skip
-        _launch_rank(own, weight, None, place, n, 0.0)
+        _launch_nearest(z, z.shape[3], own, False)
+        _launch_rank(own, weight, None, place, n)
     return place
 
 
-def _launch_rank(own: _Pairs, weight: Tensor, order: Tensor | None, place: Tensor, n: int, floor: float) -> None:
+def _launch_nearest(z: Tensor, width: int, own: _Pairs, anyone: bool) -> None:
+    """z (B, h, t, c), of whose channels the first ones count."""
+    _nearest[(z.shape[0], own.tiles)](
+        z, own.alike, own.nearest,
+        *z.stride()[:3], own.stride, z.shape[1], own.movers, own.hosts, own.parts,
+        WIDTH=width, SIDE=own.side, CHANNELS=own.channels, ANY=anyone, EXACT=exact(z.dtype),
+        num_warps=_warps(own.side),
+    )  # fmt: skip
+
+
+def _launch_rank(own: _Pairs, weight: Tensor, order: Tensor | None, place: Tensor, n: int) -> None:
     """weight, place (B, t); order likewise, or None for the even patches and the odd ones."""
     batch, patches = place.shape
     _rank[(batch, triton.cdiv(own.movers, OWN))](
         own.alike, own.nearest, weight, order, place,
-        own.stride, weight.stride(0), place.stride(0), own.movers, own.hosts, own.parts, patches - n, floor,
+        own.stride, weight.stride(0), place.stride(0), own.movers, own.hosts, own.parts, patches - n,
         OWN=OWN, MOVERS=triton.next_power_of_2(own.movers), ORDERED=order is not None, **EXACT_RANKS,
     )  # fmt: skip
 
 
 def _weighed(
-    q: Tensor, k: Tensor, z: Tensor, size: Tensor, scale: float, n: int, floor: float
+    q: Tensor, k: Tensor, size: Tensor, scale: float, prefix: int, n: int, floor: float
 ) -> tuple[Tensor, Tensor]:
     """Room for both results."""
-    shape = z.shape[0], z.shape[2]
+    shape = k.shape[0], k.shape[2] - prefix
     return k.new_empty(shape, dtype=torch.int32), k.new_empty(shape, dtype=torch.float32)
 
 
 @operator("patchslim::pair_by_class", _weighed)
 def pair_by_class(
-    q: Tensor, k: Tensor, z: Tensor, size: Tensor, scale: float, n: int, floor: float
+    q: Tensor, k: Tensor, size: Tensor, scale: float, prefix: int, n: int, floor: float
 ) -> tuple[Tensor, Tensor]:
-    """The same by direction, where a patch weighs its importance plus `floor`; importance comes along: the first
-    token's attention to it, averaged over heads, mean 1. q (B, H, 1, d_h), k (B, H, p + t, d_h), z (B, h, t, c), size
-    (B or 1, p + t) → twice (B, t)."""
-    batch, heads, tokens, _ = k.shape
-    q, k, z, size, t = dense(q), dense(k), dense(z), dense(size), z.shape[2]
-    place, importance = _weighed(q, k, z, size, scale, n, floor)
-    own, heed = _pairs(z), k.new_empty(batch, heads, tokens, dtype=torch.float32)
+    """The same, where a patch weighs its importance plus `floor`; importance comes along: the first token's attention
+    to it, averaged over heads, mean 1. q (B, H, 1, d_h), k (B, H, p + t, d_h), size (B or 1, p + t) → twice (B, t)."""
+    batch, heads, tokens, width = k.shape
+    q, k, size, t = dense(q), dense(k), dense(size), tokens - prefix
+    place, importance = _weighed(q, k, size, scale, prefix, n, floor)
+    z, heed = k[:, :, prefix:], k.new_empty(batch, heads, tokens, dtype=torch.float32)
+    own = _pairs(z, width)
     with torch.cuda.device_of(k):  # a launch goes to the current device
-        _launch_look(q, k, z, size, heed, scale, own, False)
+        _launch_look(q, k, z, width, size, heed, scale, own, False)
         _rank_by_class[(batch, triton.cdiv(own.movers, OWN))](
             own.alike, own.nearest, heed, importance, place,
-            own.stride, heads * tokens, t, heads, tokens, tokens - t, own.movers, own.hosts, own.parts, t - n, floor,
+            own.stride, heads * tokens, t, heads, tokens, prefix, own.movers, own.hosts, own.parts, t - n, floor,
             OWN=OWN, MOVERS=triton.next_power_of_2(own.movers), **EXACT_RANKS,
         )  # fmt: skip
     return place, importance
 
 
-@operator("patchslim::pair_lighter", _weighed)
-def pair_lighter(
+def _lighter_places(z: Tensor, n: int) -> Tensor:
+    """Room for the result."""
+    return z.new_empty(z.shape[:2], dtype=torch.int32)
+
+
+@operator("patchslim::pair_lighter", _lighter_places)
+def pair_lighter(z: Tensor, n: int) -> Tensor:
+    """`pair` by distance, z (B, t, c + 1), the last channel being the logarithm of what a patch weighs; not the even
+    patches may go but the half that weighs least beside the nearest."""
+    z, place = dense(z), _lighter_places(z, n)
+    rows = z[:, None]
+    near = _pairs(rows, z.shape[2] - 1, anyone=True)
+    with torch.cuda.device_of(z):  # a launch goes to the current device
+        _launch_nearest(rows, z.shape[2] - 1, near, True)
+        _launch_lighter(z, near, None, None, place, n, 0.0)
+    return place
+
+
+def _weighed_lighter(
     q: Tensor, k: Tensor, z: Tensor, size: Tensor, scale: float, n: int, floor: float
 ) -> tuple[Tensor, Tensor]:
-    """The same by distance, z (B, 1, t, c), where not the even patches may go but the half that weighs least beside
-    the nearest."""
+    """Room for both results."""
+    return z.new_empty(z.shape[:2], dtype=torch.int32), z.new_empty(z.shape[:2], dtype=torch.float32)
+
+
+@operator("patchslim::pair_lighter_by_class", _weighed_lighter)
+def pair_lighter_by_class(
+    q: Tensor, k: Tensor, z: Tensor, size: Tensor, scale: float, n: int, floor: float
+) -> tuple[Tensor, Tensor]:
+    """The same, where a patch weighs (importance + `floor`)² times what z says; arguments and importance as in
+    `pair_by_class`."""
     batch, heads, tokens, _ = k.shape
-    q, k, z, size, t = dense(q), dense(k), dense(z), dense(size), z.shape[2]
-    place, importance = _weighed(q, k, z, size, scale, n, floor)
-    near, own, order = _pairs(z, anyone=True), _pairs(z), torch.empty_like(place)
-    heed = k.new_empty(batch, heads, tokens, dtype=torch.float32)
+    q, k, z, size = dense(q), dense(k), dense(z), dense(size)
+    place, importance = _weighed_lighter(q, k, z, size, scale, n, floor)
+    rows, heed = z[:, None], k.new_empty(batch, heads, tokens, dtype=torch.float32)
+    near = _pairs(rows, z.shape[2] - 1, anyone=True)
     with torch.cuda.device_of(k):  # a launch goes to the current device
-        _launch_look(q, k, z, size, heed, scale, near, True)
-        _lighter[(batch, own.tiles)](
-            z, near.alike, near.nearest, heed, order, importance, own.alike, own.nearest,
-            z.stride(0), z.stride(2), near.stride, heads * tokens, own.stride,
-            t, heads, tokens, tokens - t, near.parts, own.movers, own.hosts, own.parts, floor,
-            WIDTH=z.shape[3], SIDE=own.side, CHANNELS=own.channels, PATCHES=triton.next_power_of_2(t), OWN=OWN,
-            EXACT=exact(z.dtype), **EXACT_RANKS | {"num_warps": max(4, _warps(own.side))},
-        )  # fmt: skip
-        _launch_rank(own, importance, order, place, n, floor)
+        _launch_look(q, k, rows, z.shape[2] - 1, size, heed, scale, near, True)
+        _launch_lighter(z, near, heed, importance, place, n, floor)
     return place, importance
 
 
-def _launch_look(
-    q: Tensor, k: Tensor, z: Tensor, size: Tensor, heed: Tensor, scale: float, own: _Pairs, anyone: bool
+def _launch_lighter(
+    z: Tensor, near: _Pairs, heed: Tensor | None, importance: Tensor | None, place: Tensor, n: int, floor: float
 ) -> None:
-    batch, heads, tokens, width = k.shape
+    """Both halves, pairs between them, and ranks: z (B, t, c + 1), heed (B, H, p + t)."""
+    batch, t, width = z.shape
+    own = _pairs(z[:, None], width - 1)
+    order, weight = torch.empty_like(place), torch.empty_like(place, dtype=torch.float32)
+    heads, tokens = (1, t) if heed is None else heed.shape[1:]
+    _lighter[(batch, own.tiles)](
+        z, near.alike, near.nearest, heed, order, importance, weight, own.alike, own.nearest,
+        z.stride(0), z.stride(1), near.stride, heads * tokens, own.stride,
+        t, heads, tokens, tokens - t, near.parts, own.movers, own.hosts, own.parts, floor,
+        WIDTH=width - 1, SIDE=own.side, CHANNELS=own.channels, PATCHES=triton.next_power_of_2(t), OWN=OWN,
+        CLASSED=heed is not None, EXACT=exact(z.dtype), **EXACT_RANKS | {"num_warps": max(4, _warps(own.side))},
+    )  # fmt: skip
+    _launch_rank(own, weight, order, place, n)
+
+
+def _launch_look(
+    q: Tensor, k: Tensor, z: Tensor, width: int, size: Tensor, heed: Tensor, scale: float, own: _Pairs, anyone: bool
+) -> None:
+    """`_launch_nearest`, and the first token's attention beside it."""
+    batch, heads, tokens, key_width = k.shape
     _look[(batch, heads + own.tiles)](
         q, k, z, size, heed, own.alike, own.nearest,
         q.stride(0), q.stride(1), *k.stride()[:3], *z.stride()[:3], size.stride(0) if size.shape[0] > 1 else 0,
         own.stride, heads, z.shape[1], own.movers, own.hosts, own.parts, tokens, scale,
-        KEY_WIDTH=width, KEY_CHANNELS=_channels(width), KEYS=triton.next_power_of_2(tokens),
-        WIDTH=z.shape[3], SIDE=own.side, CHANNELS=own.channels, ANY=anyone,
+        KEY_WIDTH=key_width, KEY_CHANNELS=_channels(key_width), KEYS=triton.next_power_of_2(tokens),
+        WIDTH=width, SIDE=own.side, CHANNELS=own.channels, ANY=anyone,
         EXACT=exact(z.dtype), num_warps=max(4, _warps(own.side)),
     )  # fmt: skip
 

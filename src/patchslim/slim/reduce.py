@@ -9,7 +9,18 @@ import torch
 from torch import Tensor, nn
 
 from patchslim.hosts.base import Incoming
-from patchslim.slim.merge import TINY, Compared, by_keys, join, join_by_class, joins_fast, pairs, weight_of
+from patchslim.slim.merge import (
+    TINY,
+    join,
+    join_by_class,
+    join_lighter,
+    joins_fast,
+    learnt_weight,
+    match,
+    match_lighter,
+    unit_keys,
+    weight_of,
+)
 from patchslim.slim.predictor import as_fp32
 from patchslim.slim.tokens import Tokens, first, pick
 
@@ -78,8 +89,7 @@ class Predicted(PerImage):
             # Not a sort: compilers make a kernel for every length of one, and that takes them minutes.
             return pick(tokens, score.topk(self.n, dim=1).indices, self.prefix)
         importance = self.importance(tokens, incoming, block)
-        compared = by_keys(incoming.k, self.prefix)
-        return join(tokens, compared, self.n, self.prefix, importance, weigh(score, importance))
+        return join(tokens, incoming.k, self.n, self.prefix, importance, weigh(score, importance))
 
 
 def weigh(score: Tensor, importance: Tensor | None) -> Tensor:
@@ -96,17 +106,18 @@ class Matched(PerImage):
 
     def forward(self, tokens: Tokens, incoming: Incoming, block: Any) -> Tokens:
         """Pairs of least weight times distance become one; what the class token attends to weighs more."""
-        compared = self._compared(tokens, incoming, block)
-        if self.merges and self.weighed and joins_fast(tokens, compared):
+        k, n, prefix = incoming.k, self.n, self.prefix
+        z = None if block.distance is None else block.distance(tokens.x[:, prefix:].detach())  # nothing learns by it
+        if self.merges and self.weighed and joins_fast(tokens, k[:, :, prefix:]):
             query, norm = block.math.class_query(block, incoming), block.math.first_norm(block)
-            return join_by_class(tokens, incoming.k, compared, self.n, query, norm)
+            return join_by_class(tokens, k, z, n, prefix, query, norm)
         importance = self.importance(tokens, incoming, block)
-        weight = weight_of(importance)
+        if z is None:
+            weight = weight_of(importance)
+            if self.merges:
+                return join(tokens, k, n, prefix, importance, weight)
+            return pick(tokens, match(unit_keys(k, prefix), n, weight).keep, prefix)
         if self.merges:
-            return join(tokens, compared, self.n, self.prefix, importance, weight)
-        return pick(tokens, pairs(compared, self.n, weight).keep, self.prefix)
-
-    def _compared(self, tokens: Tokens, incoming: Incoming, block: Any) -> Compared:
-        if block.distance is None:
-            return by_keys(incoming.k, self.prefix)
-        return Compared(block.distance(tokens.x[:, self.prefix :].detach())[:, None], False)  # nothing learns by it
+            return join_lighter(tokens, z, n, prefix, importance)
+        weight = learnt_weight(z[..., -1], importance)
+        return pick(tokens, match_lighter(z[..., :-1], n, weight).keep, prefix)
