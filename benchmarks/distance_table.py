@@ -33,7 +33,7 @@ from patchslim.search.distances import Moments, gather, set_distance_
 from patchslim.search.features import Features
 from patchslim.slim.assemble import name_choosers
 from patchslim.slim.chooser import DISTANCE, chooser_fingerprint, distance_channels, make_distance
-from patchslim.slim.merge import FLOOR, Match, match_halves, match_lighter, merge
+from patchslim.slim.merge import LEARNT_FLOOR, Match, match_halves, match_lighter, merge
 from patchslim.slim.merge import closeness as nearness
 from patchslim.slim.reduce import Matched
 from patchslim.slim.tokens import Tokens, pick
@@ -125,7 +125,13 @@ def main() -> None:
     judges = {"data": images[args.images :], "others": drawn(args.others, model, args.count)}
     wanted = {name: readout(model, own) for name, own in judges.items()}
     moments = gather(host, Features(host, tensor_images(images[: args.images]), BATCH, 2**33), seed=0)
-    usual = {"channels": distance_channels(host.info), "halves": "lighter", "learnt": True, "power": 2, "floor": FLOOR}
+    usual = {
+        "channels": distance_channels(host.info),
+        "halves": "lighter",
+        "learnt": True,
+        "power": 2,
+        "floor": LEARNT_FLOOR,
+    }
     plain = usual | {"learnt": False, "power": 1}
     ways: list[dict[str, Any]] = [{}, plain | {"halves": "even", "floor": 0.3}, plain | {"floor": 0.3}, plain]
     ways += [usual | {"learnt": False}, usual | {"power": 1}, usual, usual | {"halves": "even"}]

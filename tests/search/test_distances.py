@@ -17,7 +17,7 @@ from patchslim.search.distances import Moments, find_distances, gather, replacem
 from patchslim.search.features import Features
 from patchslim.search.ledger import Ledger
 from patchslim.slim.chooser import make_distance
-from patchslim.slim.merge import FLOOR
+from patchslim.slim.merge import LEARNT_FLOOR
 from small import make_host, make_images, read_by
 
 KINDS = ["class", "registers", "mean with prefix", "distilled"]
@@ -31,7 +31,7 @@ def features_of(model: nn.Module, images: Tensor) -> tuple[Any, Features]:
 @pytest.mark.parametrize("kind", KINDS)
 def test_moments_are_those_of_the_whole_jacobian(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """With every direction of the readout instead of random ones, block by block, by running the host's own blocks."""
-    model, images = make_host(kind), make_images(3)
+    model, images = make_host(kind).requires_grad_(False), make_images(3)
     host, features = features_of(model, images)
     width = read_by(model, images[:1]).numel()
 
@@ -48,7 +48,7 @@ def test_moments_are_those_of_the_whole_jacobian(kind: str, monkeypatch: pytest.
         form, spread = torch.zeros(info.width, info.width), torch.zeros(info.width, info.width)
         lean = torch.zeros(info.width)
         for image in images.split(1):
-            x = host.embed(image).detach()
+            x = host.embed(image)
             for block in host.blocks[: layer - 1]:
                 x = block(x)
 
@@ -58,12 +58,12 @@ def test_moments_are_those_of_the_whole_jacobian(kind: str, monkeypatch: pytest.
                 return host.features(tokens).flatten()  # type: ignore[no-any-return]
 
             jacobian = torch.autograd.functional.jacobian(rest, x)[:, 0, prefix:]  # (F, N, d)
-            jacobian = jacobian / rest(x).detach().norm()
+            jacobian = jacobian / rest(x).norm()
             weight = torch.ones(info.patches)
             if info.reads_class:
                 incoming = host.math.read(host.blocks[layer - 1], x)
                 row = host.math.class_attention(host.blocks[layer - 1], incoming, None)[0, prefix:]
-                weight = (row * info.patches + FLOOR) ** 2
+                weight = (row * info.patches + LEARNT_FLOOR) ** 2
             patches = x[0, prefix:]
             away = patches[None, :, :] - patches[:, None, :]  # (N, N, d): from i to j
             matter = torch.einsum("fnd,nmd->fnm", jacobian, away).square().sum(dim=0).mean(dim=1)

@@ -26,7 +26,7 @@ import patchslim as ps
 from hf_small import make_hf
 from patchslim.hosts import answer_of, attention, fast, timm_block
 from patchslim.hosts.attention import plain, sized
-from patchslim.slim.merge import FLOOR, match, match_lighter, merge, unit_keys
+from patchslim.slim.merge import FLOOR, LEARNT_FLOOR, match, match_lighter, merge, unit_keys
 from patchslim.slim.tokens import Tokens
 from small import per_image_plan
 
@@ -146,8 +146,8 @@ def test_pairs_by_the_class_tokens_attention(
         place, found = pair_kernels.pair_by_class(q, k, size, 0.4, prefix, n, FLOOR)
     else:
         z = normal(batch, t, 6)
-        wanted = match_lighter(z[..., :-1], n, z[..., -1].exp() * (importance + FLOOR) ** 2)
-        place, found = pair_kernels.pair_lighter_by_class(q, k, z, size, 0.4, n, FLOOR)
+        wanted = match_lighter(z[..., :-1], n, z[..., -1].exp() * (importance + LEARNT_FLOOR) ** 2)
+        place, found = pair_kernels.pair_lighter_by_class(q, k, z, size, 0.4, n, LEARNT_FLOOR)
     torch.testing.assert_close(found, importance, rtol=1e-5, atol=1e-6)
     each = torch.arange(batch, device=DEVICE)[:, None]
     assert (place[each, wanted.keep] == torch.arange(n, device=DEVICE)).all()

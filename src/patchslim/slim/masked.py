@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from patchslim.hosts import Host, open_host
 from patchslim.plan import SlimPlan
 from patchslim.slim.assemble import as_weights_allow, load_choosers
-from patchslim.slim.merge import FLOOR, TINY, unit_keys
+from patchslim.slim.merge import FLOOR, LEARNT_FLOOR, TINY, unit_keys
 
 Likeness = Callable[[int, int], float]  # of two patches, by their places
 
@@ -131,8 +131,8 @@ class _OneImage:
             every = torch.tensor([[1.0] * prefix + weight]).to(x)
             weight = (self.host.math.class_attention(block, incoming, every)[0, prefix:] * len(alive)).tolist()
         if plan.select == "matched":
-            matter = [heed + FLOOR for heed in weight] if weighed else [1.0] * len(alive)
-            halves = None
+            floor, halves = FLOOR if plan.distance is None else LEARNT_FLOOR, None
+            matter = [heed + floor for heed in weight] if weighed else [1.0] * len(alive)
             if plan.distance is not None:
                 far = self.choosers[layer](x[0, [prefix + patch for patch in alive]])
                 near = lambda i, j: 1 - float((far[i, :-1] - far[j, :-1]).square().sum())  # noqa: E731

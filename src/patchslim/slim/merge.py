@@ -19,7 +19,9 @@ from patchslim.slim.tokens import Tokens, pick, take
 if KERNELS:
     from patchslim.slim import merge_kernels, pair_kernels
 
-FLOOR = 0.1  # what a patch weighs that the class token does not attend to, beside 1 for the average; docs/decisions.md
+# What a patch weighs that the class token does not attend to, beside 1 for the average, by keys and before it is
+# squared; docs/decisions.md.
+FLOOR, LEARNT_FLOOR = 0.3, 0.1
 TINY = 1e-6
 MOST_PATCHES = 256  # whose pairs one program can hold
 
@@ -93,7 +95,7 @@ def learnt_weight(told: Tensor, importance: Tensor | None) -> Tensor:
     """What patches weigh by the logarithm that their own features tell, (B, t), and, where a class token is read, by
     its attention: what it reads of a patch goes by attention, and an error by the square of that."""
     weight: Tensor = told.float().exp()
-    return weight if importance is None else weight * (importance.float() + FLOOR).square()
+    return weight if importance is None else weight * (importance.float() + LEARNT_FLOOR).square()
 
 
 def _joined(similarity: Tensor, movers: Tensor, hosts: Tensor, r: int, weight: Tensor | None) -> Match:
@@ -139,7 +141,7 @@ def join_by_class(
     if z is None:
         place, importance = pair_kernels.pair_by_class(query.q, k, size, query.scale, prefix, n, FLOOR)
     else:
-        place, importance = pair_kernels.pair_lighter_by_class(query.q, k, z, size, query.scale, n, FLOOR)
+        place, importance = pair_kernels.pair_lighter_by_class(query.q, k, z, size, query.scale, n, LEARNT_FLOOR)
     if not plain_norm(norm, tokens.x):
         return Tokens(*merge_kernels.merge_rows(tokens.x, size, importance, place, n))
     x, grown, normed = merge_kernels.merge_normed(
