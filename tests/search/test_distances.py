@@ -93,7 +93,7 @@ def test_with_all_channels_it_is_the_quadratic_form(width: int, seed: int) -> No
     torch.testing.assert_close(ratio, ratio.mean().expand(5), rtol=1e-3, atol=0.0)
     spread = torch.einsum("ac,cd,ad->", features, moments.spread / 9, features)
     assert float(spread) == pytest.approx(1, rel=1e-3)
-    assert float(distance(moments.total / 9).abs().max()) == pytest.approx(0, abs=1e-4)
+    assert float(distance(moments.total / 9).detach().abs().max()) == pytest.approx(0, abs=1e-4)
 
 
 def test_few_channels_are_those_in_which_patches_differ_most() -> None:
