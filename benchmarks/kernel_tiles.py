@@ -27,7 +27,7 @@ from patchslim.cli.common import open_device
 from patchslim.files import write_json
 from patchslim.hosts import kernels, mlp_kernel
 from patchslim.measure import device_name
-from patchslim.slim import pair_kernels
+from patchslim.slim import pair_programs
 from patchslim.timing.running import replayed
 
 HEADS, WIDTH = (12, 6, 3), 64
@@ -82,7 +82,7 @@ def nearest(tile: tuple[int, ...], k: Tensor) -> tuple[Tensor, Tensor]:
     parts = triton.cdiv(hosts, side)
     alike = k.new_empty(batch, parts, movers, dtype=torch.float32)
     which = torch.empty_like(alike, dtype=torch.int32)
-    pair_kernels._nearest[(batch, triton.cdiv(movers, side) * parts)](
+    pair_programs.find_nearest[(batch, triton.cdiv(movers, side) * parts)](
         k[:, :, 1:], alike, which, *k.stride()[:3], parts * movers, heads, movers, hosts, parts,
         WIDTH=WIDTH, SIDE=side, CHANNELS=WIDTH, ANY=False, EXACT="tf32", num_warps=warps,
     )  # fmt: skip

@@ -13,6 +13,7 @@ from patchslim.hosts import kernels as attention
 from patchslim.hosts import mlp_kernel
 from patchslim.slim import merge_kernels as merging
 from patchslim.slim import pair_kernels as pairing
+from patchslim.slim import pair_programs as programs
 
 FLOATS = {"scale": "fp32", "eps": "fp32", "floor": "fp32"}
 MOST_SHARED = 99 * 1024  # bytes that a program may keep to itself on the least of GPUs since 2020
@@ -25,6 +26,7 @@ NORM = {"out": "*bf16", "gain": "*bf16", "bias": "*bf16", "normed": "*bf16"}
 HEAD = {"WIDTH": 64, "CHANNELS": 64, "EXACT": "tf32"}
 WIDE = {"WIDTH": 128, "CHANNELS": 128, "EXACT": "ieee"}  # the widest head, in fp32
 FEATURES = {"WIDTH": 32, "CHANNELS": 32}  # of a distance
+RANKED = {"OWN": pairing.OWN, "MOVERS": 128}
 Case = tuple[Any, dict[str, str], dict[str, Any], dict[str, int]]
 
 
@@ -41,14 +43,14 @@ def nearest(kinds: dict[str, str], head: dict[str, Any], tokens: int, movers: in
     """Likewise the kernel that looks for pairs."""
     side = pairing._side(tokens, movers, head["CHANNELS"] * (2 if kinds is BF16 else 4))
     constants = head | {"SIDE": side, "ANY": head["CHANNELS"] == FEATURES["CHANNELS"]}
-    return pairing._nearest, kinds, constants, {"num_warps": pairing._warps(side)}
+    return programs.find_nearest, kinds, constants, {"num_warps": pairing._warps(side)}
 
 
 def look(kinds: dict[str, str], head: dict[str, Any], tokens: int, movers: int) -> Case:
     """That kernel with the class token's attention."""
     _, _, constants, launch = nearest(kinds, head, tokens, movers)
     constants |= {"KEY_WIDTH": 64, "KEY_CHANNELS": 64, "KEYS": 256}
-    return pairing._look, kinds, constants, {"num_warps": max(4, launch["num_warps"])}
+    return programs.look, kinds, constants, {"num_warps": max(4, launch["num_warps"])}
 
 
 def lighter(kinds: dict[str, str], head: dict[str, Any], tokens: int, movers: int, classed: bool) -> Case:
@@ -57,7 +59,7 @@ def lighter(kinds: dict[str, str], head: dict[str, Any], tokens: int, movers: in
     del constants["ANY"]
     constants |= {"PATCHES": 256, "OWN": pairing.OWN, "CLASSED": classed}
     constants |= {} if classed else {"heed": None, "importance": None}
-    return pairing._lighter, kinds, constants, pairing.EXACT_RANKS | {"num_warps": max(4, launch["num_warps"])}
+    return programs.find_lighter, kinds, constants, pairing.EXACT_RANKS | {"num_warps": max(4, launch["num_warps"])}
 
 
 # Of every kernel: types of its pointers, constants as ViTs of 196 patches give them, and how it is launched.
@@ -83,9 +85,14 @@ CASES: list[Case] = [
     look(BF16, HEAD | FEATURES, 197, 196),
     look(BF16, HEAD | FEATURES, 50000, 196),
     look(FP32, WIDE | FEATURES, 50000, 196),
-    (pairing._rank_by_class, BF16, {"OWN": pairing.OWN, "MOVERS": 128}, pairing.EXACT_RANKS),
-    (pairing._rank, BF16, {"OWN": pairing.OWN, "MOVERS": 128, "ORDERED": True}, pairing.EXACT_RANKS),
-    (pairing._rank, BF16, {"OWN": pairing.OWN, "MOVERS": 128, "ORDERED": False, "order": None}, pairing.EXACT_RANKS),
+    (programs.rank_by_class, BF16, RANKED, pairing.EXACT_RANKS),
+    (programs.rank_pairs, BF16, {"OWN": pairing.OWN, "MOVERS": 128, "ORDERED": True}, pairing.EXACT_RANKS),
+    (
+        programs.rank_pairs,
+        BF16,
+        {"OWN": pairing.OWN, "MOVERS": 128, "ORDERED": False, "order": None},
+        pairing.EXACT_RANKS,
+    ),
     (merging._merge, BF16 | NORM, {"WIDTH": 512, "PATCHES": 256, "NORM": True}, {"num_warps": 1}),
 ]
 # On Hopper only, where more can be kept.

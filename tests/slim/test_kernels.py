@@ -31,6 +31,8 @@ from patchslim.slim.tokens import Tokens
 from small import per_image_plan
 
 pytest.importorskip("triton")
+from triton.runtime.jit import KernelInterface
+
 from patchslim.hosts import kernels as attention_kernels
 from patchslim.hosts import mlp_kernel
 from patchslim.slim import merge_kernels, pair_kernels
@@ -334,4 +336,6 @@ def test_they_compile_for_gpus_that_need_not_be_here() -> None:
 
 def launched(room: ModuleType) -> set[str]:
     """Kernels that a module launches: those called with a grid."""
-    return set(re.findall(r"(\w+)\[", inspect.getsource(room))) & {name for name in vars(room) if name.startswith("_")}
+    return set(re.findall(r"(\w+)\[", inspect.getsource(room))) & {
+        name for name, value in vars(room).items() if isinstance(value, KernelInterface)
+    }
