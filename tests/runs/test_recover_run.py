@@ -90,6 +90,16 @@ def test_into_a_copy(tmp_path: Path) -> None:
         go(run, out=out)
 
 
+@pytest.mark.parametrize(("select", "file"), [("matched", "distance"), ("predicted", "predictor")])
+def test_a_copy_has_what_its_patches_are_chosen_by(select: str, file: str, tmp_path: Path) -> None:
+    run, out = tmp_path / "run", tmp_path / "out"
+    slim_run(run, select=select, score=None, tune_epochs=0)
+    go(run, out=out)
+    assert {path.name for path in out.iterdir()} == FILES | {f"{file}.safetensors"}
+    go(run)
+    assert same(ps.load(out), ps.load(run))
+
+
 def test_a_second_recovery_has_to_be_meant(tmp_path: Path) -> None:
     run = tmp_path / "run"
     model = slim_run(run)
