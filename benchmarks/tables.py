@@ -147,7 +147,7 @@ def recoveries(pattern: str) -> list[dict[str, Any]]:
     found = []
     for path in sorted(RESULTS.glob(pattern)):
         table = json.loads(path.read_text())
-        shared = {name: table[name] for name in ("base_right", "images", "base_top1")}
+        shared = {name: table.get(name) for name in ("base_right", "images", "base_top1")}
         found += [row | shared | {"epochs": table["recovery"]["epochs"]} for row in table["rows"]]
     return sorted(found, key=lambda row: (-row["target_macs"], row["top1_after"]))
 

@@ -77,30 +77,26 @@ def plateau_table() -> None:
 
 
 def default_table() -> None:
-    """Matched merge recovered as it comes, by several seeds."""
-    print("| MACs asked for | seed | before | points lost | after | points lost | best epoch | KL, held-out | s |")
-    print("| --- " * 9 + "|")
-    for row in sorted(
-        recoveries("default_recovery_*.json"), key=lambda row: (-row["target_macs"], row["recovery_seed"])
-    ):
-        kl = " → ".join(f"{row[f'held_out_kl_{when}']:.4f}" for when in ("before", "after"))
-        tops = [cell for when in ("before", "after") for cell in _top(row, when)]
-        last = f"{row['stages'][-1]['best_epoch']} of {row['stages'][-1]['epochs']}"
-        cells = [
-            f"{row['target_macs']:g}",
-            str(row["recovery_seed"]),
-            *tops,
-            last,
-            kl,
-            f"{row['recovery_seconds']:.0f}",
-        ]
-        print("| " + " | ".join(cells) + " |")
-    print()
+    """Matched merge recovered as it comes, by several seeds; and by distances, on a CPU."""
+    for files in ("default_recovery_*.json", "distances_recovered_*.json"):
+        print("| MACs asked for | seed | before | points lost | after | points lost | best epoch | KL, held-out | s |")
+        print("| --- " * 9 + "|")
+        for row in sorted(recoveries(files), key=lambda row: (-row["target_macs"], row["recovery_seed"])):
+            kl = " → ".join(f"{row[f'held_out_kl_{when}']:.4f}" for when in ("before", "after"))
+            last = f"{row['stages'][-1]['best_epoch']} of {row['stages'][-1]['epochs']}"
+            tops = [cell for when in ("before", "after") for cell in _top(row, when)]
+            seconds = f"{row['recovery_seconds']:.0f}"
+            cells = [f"{row['target_macs']:g}", str(row["recovery_seed"]), *tops, last, kl, seconds]
+            print("| " + " | ".join(cells) + " |")
+        print()
 
 
 def _top(row: dict[str, Any], when: str) -> tuple[str, str]:
     """Top-1 and the points lost, in two cells."""
-    return f"{row[f'top1_{when}']:.2f}", difference(row["base_right"], row[f"right_{when}"], row["images"])
+    top1, lost = f"{row[f'top1_{when}']:.2f}", row.get(f"lost_{when}")
+    if lost is None:
+        return top1, difference(row["base_right"], row[f"right_{when}"], row["images"])
+    return top1, f"{lost['difference']:.2f} ({lost['low']:.2f} to {lost['high']:.2f})"
 
 
 def draws_table() -> None:
