@@ -109,14 +109,16 @@ def slim_of(kind: str = "class", removed: Any = "drop") -> tuple[nn.Module, Any]
 COUNTS = [13, 9, 6, 3]
 
 
-def predictors_of(model: nn.Module, layers: list[int], kind: Any = "mlp", seed: int = 3) -> dict[str, Tensor]:
+def predictors_of(
+    model: nn.Module, layers: list[int], kind: Any = "mlp", seed: int = 3, spread: float = 2.0
+) -> dict[str, Tensor]:
     """Untrained G for some blocks, under the host's names, far enough from constant to choose differently per image."""
     torch.manual_seed(seed)
     host = open_host(model)
     made = {layer: make_predictor(host.info, kind, 4) for layer in layers}
     for predictor in made.values():
         for parameter in predictor.parameters():
-            nn.init.normal_(parameter, std=2.0)
+            nn.init.normal_(parameter, std=spread)
     return name_choosers(host, made)
 
 
@@ -137,6 +139,7 @@ def per_image_plan(
     thresholds: list[float] | None = None,
     drops: list[int] | None = None,
     channels: int | None = None,
+    spread: float = 2.0,
 ) -> tuple[SlimPlan, dict[str, Tensor]]:
     """A plan by which images choose for themselves, and the weights it needs."""
     info = ps.inspect(model)
@@ -160,7 +163,7 @@ def per_image_plan(
         weights="",
     )
     layers = build_plan(info, **fields, predictor=spec).choosing
-    weights = predictors_of(model, layers, kind)
+    weights = predictors_of(model, layers, kind, spread=spread)
     spec = spec.model_copy(update={"weights": chooser_fingerprint(weights)})
     return build_plan(info, **fields, predictor=spec), weights
 

@@ -6,8 +6,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from patchslim.slim.merge import FLOOR, TINY, Match, match, weight_of
+from patchslim.slim.merge import FLOOR, TINY, Match, closeness, match, match_lighter, merge, unrounded, weight_of
 from patchslim.slim.reduce import weigh
+from patchslim.slim.tokens import Tokens
 
 
 def keys_of(images: int, patches: int, seed: int) -> tuple[Tensor, Tensor]:
@@ -98,3 +99,20 @@ def test_weights_are_the_geometric_mean_of_what_G_says_and_attention() -> None:
 def test_weights_of_a_sure_G_do_not_vanish() -> None:
     score = torch.tensor([[-300.0, -310.0, -320.0]])
     assert torch.allclose(weigh(score, None), torch.tensor([[1.0, 4.54e-5, 2.06e-9]]), rtol=1e-2)
+
+
+def test_autocast_rounds_neither_distances_nor_averages() -> None:
+    generator = torch.Generator().manual_seed(0)
+    z, x = torch.randn(2, 12, 5, generator=generator), torch.randn(2, 13, 8, generator=generator)
+    distance = torch.nn.Linear(8, 6)
+
+    def computed() -> list[Tensor]:
+        found = match_lighter(z, 8, z[..., 0].exp())
+        merged = merge(Tokens(x), found, prefix=1)
+        assert merged.size is not None
+        return [closeness(z, z), *found[:3], merged.x, merged.size, unrounded(x.device, distance, x)]
+
+    wanted = computed()
+    with torch.autocast("cpu", torch.bfloat16):
+        assert distance(x).dtype == torch.bfloat16
+        assert all(torch.equal(*pair) for pair in zip(computed(), wanted, strict=True))

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
@@ -77,9 +77,11 @@ def in_halves(counts: list[int]) -> list[int]:
     way=st.sampled_from(["predicted drop", "predicted merge", "predicted merge, context", "threshold, context"]),
     seed=st.integers(0, 5),
 )
+@example(counts=[16, 16, 11, 11], way="predicted merge", seed=0)
 def test_any_counts_equal_the_masked_reference(counts: list[int], way: str, seed: int) -> None:
-    counts = in_halves(counts) if "merge" in way else counts
-    model, plan, weights, slim = made("mean with prefix", way, counts=counts)
+    # A G whose shares differ so much that some are 0 in fp32 leaves the order of those open.
+    more: dict[str, Any] = {"counts": in_halves(counts), "spread": 0.5} if "merge" in way else {"counts": counts}
+    model, plan, weights, slim = made("mean with prefix", way, **more)
     images = make_images(2, seed=seed)
     with torch.no_grad():
         assert relative(slim(images), ps.masked_logits(model, plan, images, weights)) < CLOSE

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, cast
 
 import torch
 import typer
@@ -14,6 +14,7 @@ from patchslim.cli.progress import show_recovery
 from patchslim.data import open_images
 from patchslim.measure import evaluate
 from patchslim.recover import RecoverConfig
+from patchslim.recover.config import Amp
 from patchslim.runs import Request, check_request, recover_run
 from patchslim.slim import SlimModel, load
 
@@ -45,6 +46,9 @@ def finetune(
     batch_size: Annotated[
         int, typer.Option("--batch-size", min=1, max=2**16, help="Images at a time.")
     ] = USUAL.batch_size,
+    amp: Annotated[
+        str, typer.Option("--amp", help="auto: bf16 on a GPU; bf16: also on a CPU that has instructions for it; off.")
+    ] = USUAL.amp,
     images: Annotated[int | None, typer.Option("--images", min=2, help="Take a sample of this many.")] = None,
     held_out: Annotated[
         float, typer.Option("--held-out", help="Share of the images that decides when to stop, at most 512 images.")
@@ -75,6 +79,7 @@ def finetune(
         batch_size=batch_size,
         held_out=held_out,
         patience=patience,
+        amp=cast(Amp, amp),
         seed=seed,
     )
     request = Request(run, out, teacher, resume, again)

@@ -6,6 +6,7 @@ Shapes: B images, t patches that come in, n that stay, r = t - n that go.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -40,12 +41,19 @@ def unit_keys(k: Tensor, prefix: int) -> Tensor:
     return F.normalize(k[:, :, prefix:].transpose(1, 2).flatten(2), dim=-1)
 
 
+def unrounded(device: torch.device, function: Callable[..., Any], *args: Any) -> Any:
+    """Call a function; where autocast would have its products in half precision, in fp32: differences between near
+    patches have no digits to spare, and an average should be the one that a network in fp32 has."""
+    if not torch.is_autocast_enabled(device.type):
+        return function(*args)
+    with torch.autocast(device.type, enabled=False):
+        return function(*(arg.float() if isinstance(arg, Tensor) and arg.is_floating_point() else arg for arg in args))
+
+
 def closeness(z: Tensor, other: Tensor) -> Tensor:
     """1 less squared distances, so that 1 less it is a distance, as with cosines: (B, m, c), (B, n, c) → (B, m, n)."""
-    if torch.is_autocast_enabled(z.device.type):  # differences of squares have no digits to spare
-        with torch.autocast(z.device.type, enabled=False):
-            return _closeness(z.float(), other.float())
-    return _closeness(z.float(), other.float())
+    found: Tensor = unrounded(z.device, _closeness, z.float(), other.float())
+    return found
 
 
 def _closeness(z: Tensor, other: Tensor) -> Tensor:
@@ -174,6 +182,11 @@ def merge(tokens: Tokens, found: Match, prefix: int, weight: Tensor | None = Non
 
     The average of vectors is shorter than they are, and LayerNorm would not see that; so it gets their average length.
     """
+    merged: Tokens = unrounded(tokens.x.device, _merge, tokens, found, prefix, weight)
+    return merged
+
+
+def _merge(tokens: Tokens, found: Match, prefix: int, weight: Tensor | None) -> Tokens:
     x = tokens.x
     size = torch.ones_like(x[..., 0]) if tokens.size is None else tokens.size.expand(x.shape[0], -1)
     weight = size[:, prefix:] if weight is None else weight.to(size).clamp_min(TINY)

@@ -19,6 +19,7 @@ from patchslim.slim.merge import (
     match,
     match_lighter,
     unit_keys,
+    unrounded,
     weight_of,
 )
 from patchslim.slim.predictor import as_fp32
@@ -107,7 +108,8 @@ class Matched(PerImage):
     def forward(self, tokens: Tokens, incoming: Incoming, block: Any) -> Tokens:
         """Pairs of least weight times distance become one; what the class token attends to weighs more."""
         k, n, prefix = incoming.k, self.n, self.prefix
-        z = None if block.distance is None else block.distance(tokens.x[:, prefix:].detach())  # nothing learns by it
+        patches = tokens.x[:, prefix:].detach()  # nothing learns by a distance
+        z = None if block.distance is None else unrounded(patches.device, block.distance, patches)
         if self.merges and self.weighed and joins_fast(tokens, k[:, :, prefix:]):
             query, norm = block.math.class_query(block, incoming), block.math.first_norm(block)
             return join_by_class(tokens, k, z, n, prefix, query, norm)
