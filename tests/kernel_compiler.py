@@ -85,6 +85,7 @@ CASES: list[Case] = [
     look(BF16, HEAD | FEATURES, 197, 196),
     look(BF16, HEAD | FEATURES, 50000, 196),
     look(FP32, WIDE | FEATURES, 50000, 196),
+    look(BF16 | {"z": "*fp32"}, WIDE | FEATURES, 50000, 196),  # under autocast
     (programs.rank_by_class, BF16, RANKED, pairing.EXACT_RANKS),
     (programs.rank_pairs, BF16, {"OWN": pairing.OWN, "MOVERS": 128, "ORDERED": True}, pairing.EXACT_RANKS),
     (
