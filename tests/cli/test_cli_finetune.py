@@ -47,6 +47,15 @@ def test_finetune_and_eval(run: Run, tmp_path: Path) -> None:
     assert f"KL {found['kl_before']:.4g} → {found['kl_after']:.4g} nats" in shown
 
 
+def test_in_half_precision(run: Run, tmp_path: Path) -> None:
+    run(*SLIM)
+    refused(run(*FINETUNE, "--amp", "fp8"), "There is no amp 'fp8'; choose one of auto, bf16, off.")
+    whole, half = (json.loads(run(*FINETUNE, "--amp", amp, "--out", amp, "--json")[1]) for amp in ("off", "bf16"))
+    assert json.loads((tmp_path / "bf16" / "config.json").read_text())["recovery"]["settings"]["amp"] == "bf16"
+    assert half["loss_after"] == pytest.approx(whole["loss_after"], rel=0.1)
+    assert half["loss_after"] != whole["loss_after"]
+
+
 def test_with_labels(run: Run) -> None:
     run(*SLIM)
     found = json.loads(run(*FINETUNE, "--supervised-epochs", "1", "--json")[1])

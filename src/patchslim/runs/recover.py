@@ -23,11 +23,10 @@ from patchslim.search.topdown import Listener
 from patchslim.slim import SlimModel, load
 from patchslim.slim.store import (
     CONFIG,
-    DISTANCE_WEIGHTS,
+    FILES,
     HOST_WEIGHTS,
     METRICS,
     PLAN,
-    PREDICTOR_WEIGHTS,
     RECOVERY,
     WEIGHTS,
     host_weights,
@@ -89,7 +88,7 @@ def _copy(run: Path, folder: Path) -> None:
     """A run in another folder, the plan last: a folder with a plan is a whole run."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        for name in (WEIGHTS, PREDICTOR_WEIGHTS, DISTANCE_WEIGHTS, HOST_WEIGHTS, CONFIG, METRICS, LOG, PLAN):
+        for name in (*FILES, LOG, PLAN):
             if (run / name).exists():
                 shutil.copyfile(run / name, folder / name)
     except BaseException:

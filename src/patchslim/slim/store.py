@@ -27,6 +27,8 @@ CONFIG, PLAN, WEIGHTS, METRICS = "config.json", "plan.json", "model.safetensors"
 PREDICTOR_WEIGHTS = "predictor.safetensors"  # of a run that predicts: not the host's, so not in its file
 DISTANCE_WEIGHTS = "distance.safetensors"  # of a run that matches by distances: likewise
 HOST_WEIGHTS = "host.safetensors"  # the original network's, once those of the run are others: the teacher
+# What a run is made of, less its plan, which is written last.
+FILES = (WEIGHTS, PREDICTOR_WEIGHTS, DISTANCE_WEIGHTS, HOST_WEIGHTS, CONFIG, METRICS)
 SEARCH = "search"  # a search's memory; gone once the run is whole
 RECOVERY = "recovery"  # a recovery's memory; gone once its result is in the run
 RUN_VERSION = 1
