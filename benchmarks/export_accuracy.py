@@ -42,7 +42,7 @@ def main() -> None:
     load_weights_(host, args.checkpoint)
     source = in_memory(ps.open_images(args.data, model=host, limit=args.images, seed=args.seeds[0]))
     val = in_memory(ps.open_images(args.val, model=host, limit=args.limit))
-    config = ps.SearchConfig(target_macs=args.ratio, seed=args.seeds[0])
+    config = ps.SearchConfig(target_macs=args.ratio, removed="drop", seed=args.seeds[0])
     slim = ps.load(args.run) if args.run else ps.slim(host, source, config)
     models: dict[str, nn.Module] = {"host": host, "slim": slim}
     base = torch_hits(host, val)

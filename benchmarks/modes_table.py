@@ -40,8 +40,9 @@ STATIC = {
     for score in ("impact", "attention", "random", "radial", "uniform")
 }
 MODES: dict[str, dict[str, Any]] = STATIC | {
-    "static drop": {},
-    "static merge": {"removed": "merge"},
+    "static drop": {"removed": "drop"},
+    "static merge": {"removed": "merge", "groups": "fixed"},
+    "static merge, own groups": {},
     "matched drop": {"select": "matched", "removed": "drop"},
     "matched merge": {"select": "matched", "removed": "merge"},
     "predicted drop": {"select": "predicted", "removed": "drop"},

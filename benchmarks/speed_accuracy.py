@@ -36,8 +36,8 @@ WAYS = {
     "matched merge": ps.SearchConfig(target_macs=0.5, select="matched"),
     "predicted merge": ps.SearchConfig(target_macs=0.5, select="predicted"),
     "predicted drop": ps.SearchConfig(target_macs=0.5, select="predicted", removed="drop"),
-    "static drop": ps.SearchConfig(target_macs=0.5),
-    "static merge": ps.SearchConfig(target_macs=0.5, removed="merge"),
+    "static drop": ps.SearchConfig(target_macs=0.5, removed="drop"),
+    "static merge": ps.SearchConfig(target_macs=0.5, removed="merge", groups="fixed"),
 }
 DOCS = Path(__file__).parent.parent / "docs"
 

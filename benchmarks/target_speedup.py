@@ -23,8 +23,9 @@ from patchslim.measure import BenchConfig, bench
 from patchslim.search.run import search
 
 WAYS: dict[str, dict[str, Any]] = {
-    "static drop": {},
-    "static merge": {"removed": "merge"},
+    "static drop": {"removed": "drop"},
+    "static merge": {"removed": "merge", "groups": "fixed"},
+    "static merge, own groups": {},
     "matched merge": {"select": "matched"},
     "predicted drop": {"select": "predicted", "removed": "drop"},
 }

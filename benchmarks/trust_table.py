@@ -74,7 +74,9 @@ def main() -> None:
     wanted, rows = readout(model, others), []
     for trust in args.trusts:
         greedy.Removal = functools.partial(Removal, trust=trust)
-        plan, _ = ps.search(model, tensor_images(own), ps.SearchConfig(target_macs=args.target_macs, batch_size=BATCH))
+        plan, _ = ps.search(
+            model, tensor_images(own), ps.SearchConfig(target_macs=args.target_macs, removed="drop", batch_size=BATCH)
+        )
         found = closeness(model.get_classifier(), readout(ps.apply(model, plan), others), wanted)
         known = {"trust": trust, "searched_error": plan.provenance["errors"]["readout"]}
         rows.append(known | found | {"patches_per_block": list(plan.counts)})

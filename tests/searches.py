@@ -18,6 +18,7 @@ WAYS: dict[str, dict[str, Any]] = {
     "matched drop": {"select": "matched", "removed": "drop"},
     "matched merge, keys": {"select": "matched", "removed": "merge", "distance": "keys"},
     "static merge": {"select": "static", "removed": "merge"},
+    "fixed groups": {"select": "static", "removed": "merge", "groups": "fixed"},
     "predicted drop": {"select": "predicted", "removed": "drop"},
     "predicted drop, pool": {"select": "predicted", "removed": "drop", "predictor": "pool"},
     "predicted merge": {"select": "predicted", "removed": "merge"},
@@ -53,10 +54,12 @@ def limits(kind: str, way: str) -> tuple[float, float]:
     info = ps.inspect(model)
     last = int(info.reads_patches)
     fields: dict[str, Any] = {"select": how["select"], "removed": how["removed"]}
-    if how["select"] == "static":
+    if how.get("groups"):
         kept = [list(range(count)) for count in least(info)]
         into = [-1, 0 if last else -1, 0, 1, *range(4), *range(8)]
         fewest = build_plan(info, removed="merge", kept=kept, into=into)
+    elif how["select"] == "static":
+        fewest = build_plan(info, removed="merge", kept=[[0]] * 3 + [[0] * last])
     elif how["select"] == "matched":
         channels = (PATCHES * 24 // 4 - 24) // (24 + PATCHES)  # as many as cost no more than keys
         distance = None if how.get("distance") else DistanceSpec(channels=channels, weights="")

@@ -169,7 +169,7 @@ def per_image_plan(
 
 
 def merge_plan(model: nn.Module, kept: list[list[int]] | None = None) -> SlimPlan:
-    """Static merge: every removed patch joins the kept one nearest by number, each fifth one is dropped."""
+    """Fixed groups: every removed patch joins the kept one nearest by number, each fifth one is dropped."""
     base = plan_of(model, kept or PYRAMID)
     alive, into = set(range(base.host.patches)), [-1] * base.host.patches
     for block in base.kept:
@@ -180,7 +180,13 @@ def merge_plan(model: nn.Module, kept: list[list[int]] | None = None) -> SlimPla
     return build_plan(ps.inspect(model), removed="merge", kept=base.kept, into=into)
 
 
-WAYS = ("drop", "carry", "static merge", "matched", "predicted", "threshold")
+def own_plan(model: nn.Module, kept: list[list[int]] | None = None, drops: list[int] | None = None) -> SlimPlan:
+    """Static merge in which every image groups patches for itself."""
+    base = plan_of(model, kept or PYRAMID)
+    return build_plan(ps.inspect(model), removed="merge", kept=base.kept, drops=drops or [])
+
+
+WAYS = ("drop", "carry", "static merge", "fixed groups", "matched", "predicted", "threshold")
 
 
 def plan_for(model: nn.Module, way: str) -> tuple[SlimPlan, dict[str, Tensor]]:
@@ -188,6 +194,8 @@ def plan_for(model: nn.Module, way: str) -> tuple[SlimPlan, dict[str, Tensor]]:
     if way in ("drop", "carry"):
         return plan_of(model, PYRAMID, way), {}
     if way == "static merge":
+        return own_plan(model), {}
+    if way == "fixed groups":
         return merge_plan(model), {}
     if way == "threshold":
         return per_image_plan(model, "predicted", thresholds=[-3.0, -2.0, -1.0, 0.0])

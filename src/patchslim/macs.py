@@ -12,7 +12,7 @@ from typing import Any
 from torch import nn
 
 from patchslim.hosts import BlockShape, HostInfo, inspect
-from patchslim.plan import DistanceSpec, PredictorSpec, Removed, Select, SlimPlan
+from patchslim.plan import DistanceSpec, Groups, PredictorSpec, Removed, Select, SlimPlan
 
 
 def block_macs(shape: BlockShape, n_in: int, n: int) -> int:
@@ -59,6 +59,7 @@ def choice_macs(
     *,
     select: Select = "static",
     merges: bool = False,
+    groups: Groups | None = None,
     predictor: PredictorSpec | None = None,
     distance: DistanceSpec | None = None,
 ) -> int:
@@ -66,8 +67,14 @@ def choice_macs(
     shape, gone = info.blocks[layer - 1], patches - kept
     if gone == 0 or kept == 0:
         return 0
+    if select == "static" and not merges:
+        return 0
+    if groups == "own":
+        return (
+            kept * gone * shape.attention_width + importance_macs(info, shape, patches) + merge_macs(shape, kept, gone)
+        )
     if select == "static":
-        return kept * gone * shape.width if merges else 0  # constant weights; sizes are known beforehand
+        return kept * gone * shape.width  # constant weights; sizes are known beforehand
     total = predictor_macs(info, predictor, patches) if predictor is not None else 0
     if select == "matched" or merges:
         total += match_macs(info, shape, patches, distance)
@@ -79,8 +86,8 @@ def choice_macs(
 def macs_of_counts(info: HostInfo, counts: Sequence[int], removed: Removed = "drop", **choice: Any) -> int:
     """MACs when block `l` keeps `counts[l - 1]` patches.
 
-    `choice` is what `choice_macs` takes: select, predictor, distance; and `drops`, the blocks that drop where others
-    merge.
+    `choice` is what `choice_macs` takes: select, groups, predictor, distance; and `drops`, the blocks that drop where
+    others merge.
     """
     drops = choice.pop("drops", ())
     total, n_in = info.embed_macs, info.tokens
@@ -121,7 +128,7 @@ def macs_under(info: HostInfo, plan: SlimPlan, counts: Sequence[int]) -> int:
         above, least = (info.patches, *counts), max(1, plan.counts[-1])
         asked = [above[layer - 1] for layer in plan.choosing if above[layer - 1] > least]
         return macs_of_counts(info, counts) + sum(predictor_macs(info, plan.predictor, n) for n in asked)
-    choice: dict[str, Any] = {"select": plan.select, "predictor": plan.predictor, "distance": plan.distance}
+    choice: dict[str, Any] = {name: getattr(plan, name) for name in ("select", "groups", "predictor", "distance")}
     return macs_of_counts(info, counts, plan.removed, **choice, drops=tuple(plan.drops))
 
 

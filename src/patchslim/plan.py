@@ -16,10 +16,11 @@ from patchslim.errors import PlanError
 from patchslim.files import read_json, write_text
 from patchslim.hosts.base import PATCH_READOUTS, HostInfo
 
-PLAN_VERSION = 2
+PLAN_VERSION = 3  # static patches that merge without fixed groups are of version 3
 OLDEST_VERSION = 1  # static drop and carry only; reads as it is
 Select = Literal["static", "predicted", "matched"]
 Removed = Literal["drop", "carry", "merge"]
+Groups = Literal["own", "fixed"]
 Mode = Literal["top-k", "threshold"]
 PredictorKind = Literal["context", "mlp", "pool"]
 STAYS = -1  # in `into`: this patch merges into none
@@ -74,9 +75,10 @@ class SlimPlan(BaseModel):
 
     `static`: `kept[l - 1]` lists, in ascending order, the patches block `l` computes (the paper's masks m_1 … m_L);
     patches are numbered 0 … N-1 row by row, prefix tokens are not counted and always computed. Later blocks keep a
-    subset of earlier ones. With `merge`, `into[i]` is the patch that patch `i` joins in the block that removes it.
-    `predicted` and `matched`: every image chooses its own, `patches_per_block` of them; with `merge`, the blocks in
-    `drops` drop instead.
+    subset of earlier ones. With `merge`, a removed patch joins the kept one it resembles most, in each image its own;
+    or, with fixed groups, `into[i]` is the patch that patch `i` joins in the block that removes it, in all images.
+    `predicted` and `matched`: every image chooses its own, `patches_per_block` of them. With `merge`, the blocks in
+    `drops` drop instead (where groups are fixed, their patches join none).
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
@@ -111,8 +113,8 @@ class SlimPlan(BaseModel):
 
     def _check_static(self) -> None:
         """Nested patch lists, and groups that follow them."""
-        if self.patches_per_block is not None or self.predictor or self.distance or self.drops:
-            raise ValueError("a static plan lists its patches in kept; it has no counts, chooser or drops beside it")
+        if self.patches_per_block is not None or self.predictor or self.distance:
+            raise ValueError("a static plan lists its patches in kept; it has no counts and no chooser beside it")
         self._check_depth(len(self.kept))
         outer = set(range(self.host.patches))
         for block, kept in enumerate(self.kept, start=1):
@@ -127,12 +129,18 @@ class SlimPlan(BaseModel):
                 patch = min(set(kept) - outer)
                 raise ValueError(f"it is not nested: block {block} keeps patch {patch}, an earlier one does not")
             outer = set(kept)
-        if (self.removed == "merge") != (self.into is not None):
-            raise ValueError("a static plan has groups (into) exactly when removed patches merge")
         if self.into is not None:
             self._check_groups(self.into)
+        self._check_drops(self.groups == "own")
+
+    def _check_drops(self, possible: bool) -> None:
+        strays = [block for block in self.drops if not 1 <= block <= self.host.depth]
+        if strays or (self.drops and not possible):
+            raise ValueError("drops lists blocks of a plan that merges elsewhere")
 
     def _check_groups(self, into: list[int]) -> None:
+        if self.removed != "merge":
+            raise ValueError("groups (into) are for removed patches that merge")
         if len(into) != self.host.patches:
             raise ValueError(f"into has {len(into)} entries for {self.host.patches} patches")
         stays = self._stays()
@@ -160,9 +168,7 @@ class SlimPlan(BaseModel):
                     f"block {block} keeps {count} of {above} patches; matching in pairs keeps at least half"
                 )
             above = count
-        strays = [block for block in self.drops if not 1 <= block <= self.host.depth]
-        if strays or (self.drops and self.removed != "merge"):
-            raise ValueError("drops lists blocks of a plan that merges elsewhere")
+        self._check_drops(self.removed == "merge")
         self._check_predictor()
 
     def _check_predictor(self) -> None:
@@ -195,6 +201,18 @@ class SlimPlan(BaseModel):
         return self.select != "static"
 
     @property
+    def groups(self) -> Groups | None:
+        """Of a static plan that merges: own where each image decides which patch a removed one joins, else fixed."""
+        if self.per_image or self.removed != "merge":
+            return None
+        return "own" if self.into is None else "fixed"
+
+    @property
+    def varies(self) -> bool:
+        """Whether tokens stand for other patches in one image than in another."""
+        return self.per_image or self.groups == "own"
+
+    @property
     def mode(self) -> Mode:
         """threshold where images keep different numbers of patches, else top-k."""
         return "top-k" if self.predictor is None else self.predictor.mode
@@ -205,7 +223,7 @@ class SlimPlan(BaseModel):
 
     @property
     def choosing(self) -> list[int]:
-        """The blocks (from 1) of a per-image plan that choose among the patches that come in."""
+        """The blocks (from 1) of a plan that varies which choose among the patches that come in, or group them."""
         above = (self.host.patches, *self.counts)
         layers = [layer for layer, count in enumerate(self.counts, start=1) if 0 < count < above[layer - 1]]
         # Where the head reads patches, all images have to end with equally many.

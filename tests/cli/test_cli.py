@@ -15,7 +15,7 @@ from patchslim.search.greedy import Greedy
 from patchslim.search.topdown import TopDown
 
 DIGITS = ("digits_vit", "--pretrained", "--data", "digits", "--images", "24", "--batch-size", "8", "--device", "cpu")
-QUICK = ("--target-macs", "0.5", "--step", "8", "--tune-epochs", "0")
+QUICK = ("--target-macs", "0.5", "--removed", "drop", "--step", "8", "--tune-epochs", "0")
 
 
 def test_slim_eval_bench(run: Run, tmp_path: Path) -> None:

@@ -18,7 +18,20 @@ from patchslim.recover.checkpoint import Keeper, Progress
 
 SLIM = (
     *("slim", "digits_vit", "--pretrained", "--data", "digits", "--images", "32", "--batch-size", "16"),
-    *("--device", "cpu", "--target-macs", "0.4", "--step", "8", "--tune-epochs", "0", "--out", "a"),
+    *(
+        "--device",
+        "cpu",
+        "--target-macs",
+        "0.4",
+        "--removed",
+        "drop",
+        "--step",
+        "8",
+        "--tune-epochs",
+        "0",
+        "--out",
+        "a",
+    ),
 )
 FINETUNE = (
     *("finetune", "a", "--data", "digits", "--images", "40", "--batch-size", "16", "--device", "cpu"),

@@ -16,7 +16,8 @@ from patchslim.slim import packed_attention
 SLIM = ["slim", "digits_vit", "--pretrained", "--data", "digits", "--images", "8", "--target-macs", "0.6"]
 WAYS = {
     "matched": ["--select", "matched"],
-    "static merge": ["--removed", "merge"],
+    "static merge": [],
+    "fixed groups": ["--groups", "fixed"],
     "predicted": ["--select", "predicted", "--removed", "drop"],
     "threshold": ["--select", "predicted", "--mode", "threshold"],
 }

@@ -12,7 +12,7 @@ from torch import nn
 
 import patchslim as ps
 from patchslim.export import Exported, open_format
-from small import PYRAMID, make_host, merge_plan, per_image_plan, plan_of
+from small import PYRAMID, make_host, merge_plan, own_plan, per_image_plan, plan_of
 
 DEPTH = 2
 KEPT = [PYRAMID[0], PYRAMID[1]]
@@ -30,6 +30,8 @@ def slim_way(way: str, kind: str = "class") -> Any:
     elif way in ("drop", "carry"):
         plan = plan_of(model, KEPT, way)
     elif way == "merge":
+        plan = own_plan(model, KEPT)
+    elif way == "fixed groups":
         plan = merge_plan(model, KEPT)
     elif way == "matched":
         plan, weights = per_image_plan(model, "matched", "merge", counts)

@@ -16,7 +16,7 @@ onnx: Any = pytest.importorskip("onnx")
 runtime: Any = pytest.importorskip("onnxruntime")
 pytest.importorskip("onnxscript")
 
-WAYS = ["drop", "merge", "matched", "predicted mlp", "everything"]
+WAYS = ["drop", "merge", "fixed groups", "matched", "predicted mlp", "everything"]
 CHOOSES = {"TopK", "NonZero"}
 
 
@@ -41,7 +41,8 @@ def test_any_batch_gives_the_models_logits(way: str) -> None:
 
 
 def test_a_static_plan_is_a_plain_graph() -> None:
-    for way, kind in (("drop", "class"), ("merge", "class"), ("drop", "t2t"), ("drop", "lv")):
+    static = [("drop", "class"), ("merge", "class"), ("fixed groups", "class"), ("drop", "t2t"), ("drop", "lv")]
+    for way, kind in static:
         done = exported(way, "onnx", kind)[1]
         assert done.fp32.max_difference < 1e-4
         found = operators(done.files[0])

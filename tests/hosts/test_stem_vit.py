@@ -117,7 +117,7 @@ def test_what_a_patchs_absence_changes_is_the_derivative() -> None:
 def test_search_and_recovery(kind: str) -> None:
     """From images to a recovered slim model: normalisation statistics and fixed tables stay as they are."""
     model, images = make_host(kind), make_images(12)
-    slim = ps.slim(model, images, ps.SearchConfig(target_macs=0.85))
+    slim = ps.slim(model, images, ps.SearchConfig(target_macs=0.85, removed="drop"))
     config = ps.RecoverConfig(epochs=2, batch_size=4, supervised_epochs=0, learning_rate=1e-3)
     found = ps.finetune(slim, model, images, config)
     before, after = slim.state_dict(), found.state_dict()

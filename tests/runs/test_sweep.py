@@ -21,7 +21,12 @@ from small import make_host, make_images
 
 RATIOS = [0.8, 0.6]
 STARTED = {"model": "small", "settings": {}, "weights": "w", "images": "i"}
-WAYS: list[dict[str, Any]] = [{}, {"select": "matched"}, {"select": "predicted", "predictor_epochs": 2}]
+WAYS: list[dict[str, Any]] = [
+    {},
+    {"removed": "drop"},
+    {"select": "matched"},
+    {"select": "predicted", "predictor_epochs": 2},
+]
 
 
 @pytest.mark.parametrize("way", WAYS)

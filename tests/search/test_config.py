@@ -7,7 +7,15 @@ import pytest
 import patchslim as ps
 
 SELECTS = ["static", "predicted", "matched"]
-GREEDY: list[dict[str, Any]] = [{}, {"select": "static"}, {"removed": "drop"}, {"score": "effect"}, {"tune_epochs": 0}]
+OWN: list[dict[str, Any]] = [
+    {},
+    {"select": "static"},
+    {"removed": "merge"},
+    {"score": "coverage"},
+    {"tune_epochs": 0},
+    {"groups": "own"},
+]
+GREEDY: list[dict[str, Any]] = [{"removed": "drop"}, {"score": "effect"}, {"removed": "drop", "tune_epochs": 0}]
 TOP_DOWN: list[dict[str, Any]] = [
     {"score": "impact"},
     {"score": "random", "select": "static"},
@@ -24,21 +32,25 @@ PREDICTED: list[dict[str, Any]] = [
 ALIKE: list[dict[str, Any]] = [
     {"select": "matched"},
     {"select": "matched", "removed": "drop"},
-    {"select": "static", "removed": "merge"},
+    {"select": "static", "removed": "merge", "groups": "fixed"},
 ]
 
 
 @pytest.mark.parametrize(
     ("settings", "removed"),
     [
-        ({}, "drop"),
-        ({"select": "static"}, "drop"),
+        ({}, "merge"),
+        ({"select": "static"}, "merge"),
+        ({"score": "coverage"}, "merge"),
+        ({"score": "effect"}, "drop"),
+        ({"score": "radial"}, "drop"),
+        ({"tune_epochs": 2}, "drop"),
         ({"select": "matched"}, "merge"),
         ({"select": "predicted"}, "merge"),
         ({"select": "predicted", "mode": "threshold"}, "drop"),
     ],
 )
-def test_removed_patches_merge_where_images_choose_and_can_and_drop_otherwise(
+def test_removed_patches_merge_unless_a_score_or_a_threshold_has_them_drop(
     settings: dict[str, Any], removed: str
 ) -> None:
     assert ps.SearchConfig(**settings).removed == removed
@@ -56,6 +68,19 @@ def test_static_patches_that_drop_are_ranked_by_effect_and_not_tuned(settings: d
     assert (config.top_down, config.tune_epochs, config.score) == (False, 0, "effect")
 
 
+@pytest.mark.parametrize("settings", OWN)
+def test_static_patches_that_others_join_cover_them_and_are_not_tuned(settings: dict[str, Any]) -> None:
+    config = ps.SearchConfig(**settings)
+    assert (config.removed, config.groups, config.score) == ("merge", "own", "coverage")
+    assert (config.top_down, config.tune_epochs, config.in_pairs) == (False, 0, False)
+
+
+@pytest.mark.parametrize("score", ["random", "radial", "uniform"])
+def test_static_patches_that_others_join_can_be_any_spread(score: Any) -> None:
+    config = ps.SearchConfig(removed="merge", score=score)
+    assert (config.groups, config.score, config.top_down) == ("own", score, False)
+
+
 @pytest.mark.parametrize("settings", PREDICTED)
 def test_predicted_patches_are_ranked_by_effect_and_not_tuned(settings: dict[str, Any]) -> None:
     config = ps.SearchConfig(**settings)
@@ -67,7 +92,8 @@ def test_predicted_patches_are_ranked_by_effect_and_not_tuned(settings: dict[str
     [
         ({}, False),
         ({"removed": "carry"}, False),
-        ({"removed": "merge"}, True),
+        ({"removed": "merge"}, False),
+        ({"removed": "merge", "groups": "fixed"}, True),
         ({"select": "matched"}, True),
         ({"select": "matched", "removed": "drop"}, True),
         ({"select": "predicted"}, True),
@@ -117,7 +143,16 @@ def test_what_is_given_stays(settings: dict[str, Any]) -> None:
         ({"select": "predicted", "removed": "merge", "mode": "threshold"}, "threshold goes with predicted"),
         ({"select": "matched", "score": "impact"}, "leave the score out"),
         ({"select": "matched", "removed": "drop", "score": "attention"}, "leave the score out"),
-        ({"select": "static", "removed": "merge", "score": "impact"}, "leave the score out"),
+        (
+            {"select": "static", "removed": "merge", "score": "impact"},
+            "radial, uniform, not by impact",
+        ),
+        ({"groups": "fixed", "score": "random", "removed": "merge"}, "leave the score out"),
+        ({"groups": "own", "removed": "drop"}, "leave them out"),
+        ({"groups": "own", "select": "matched"}, "leave them out"),
+        ({"score": "coverage", "removed": "drop"}, "static patches that others join"),
+        ({"score": "coverage", "select": "predicted"}, "static patches that others join"),
+        ({"choosing_blocks": 2, "removed": "drop"}, "not for static ones that are dropped"),
         ({"select": "predicted", "score": "random"}, "random is alike for all images"),
         ({"select": "predicted", "score": "radial"}, "radial is alike for all images"),
         ({"select": "predicted", "score": "uniform"}, "uniform is alike for all images"),
@@ -142,7 +177,7 @@ def test_what_does_not_go_together_is_refused(settings: dict[str, Any], words: s
         ({"removed": "burn"}, "burn.*drop, carry, merge"),
         ({"mode": "top-p"}, "top-p.*top-k, threshold"),
         ({"predictor": "oracle"}, "oracle.*context, mlp, pool"),
-        ({"score": "luck"}, "luck.*effect, impact, attention, random, radial, uniform"),
+        ({"score": "luck"}, "luck.*effect, coverage, impact, attention, random, radial, uniform"),
     ],
 )
 def test_an_unknown_word_is_refused_with_the_known_ones(settings: dict[str, Any], words: str) -> None:
@@ -167,7 +202,7 @@ def test_numbers_out_of_range_are_refused_however_patches_are_chosen(select: Any
         ps.SearchConfig(select=select, **settings)
 
 
-@pytest.mark.parametrize("settings", [*GREEDY, *TOP_DOWN, *PREDICTED, *ALIKE])
+@pytest.mark.parametrize("settings", [*OWN, *GREEDY, *TOP_DOWN, *PREDICTED, *ALIKE])
 def test_what_was_resolved_is_written_down_and_makes_the_same_settings(settings: dict[str, Any]) -> None:
     config = ps.SearchConfig(**settings, target_macs=0.5, seed=3)
     written = config.as_dict()
@@ -179,7 +214,7 @@ def test_what_was_resolved_is_written_down_and_makes_the_same_settings(settings:
 def test_asking_for_block_tuning_asks_for_algorithm_1() -> None:
     config = ps.SearchConfig(tune_epochs=2)
     assert (config.score, config.top_down, config.tune_epochs) == ("impact", True, 2)
-    assert ps.SearchConfig(tune_epochs=0).score == "effect"
+    assert ps.SearchConfig(tune_epochs=0).score == "coverage"
 
 
 def test_G_does_not_know_the_average_patch_where_images_are_compared() -> None:

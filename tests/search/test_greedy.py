@@ -31,7 +31,8 @@ SHARES = (0.05, 0.6, 0.95)  # from the least ratio to the largest
 
 
 def config(**settings: Any) -> ps.SearchConfig:
-    return ps.SearchConfig(**({"batch_size": 4} | settings))
+    usual: dict[str, Any] = {"batch_size": 4, "removed": "drop"}
+    return ps.SearchConfig(**(usual | settings))
 
 
 @cache
@@ -43,7 +44,7 @@ def searched(kind: str, **settings: Any) -> SlimPlan:
 
 
 def target_at(kind: str, share: float) -> float:
-    low, high = reachable(ps.inspect(make_host(kind)), ps.SearchConfig())
+    low, high = reachable(ps.inspect(make_host(kind)), ps.SearchConfig(removed="drop"))
     return low + share * (high - low)
 
 
@@ -130,7 +131,7 @@ def test_every_readout_keeps_what_it_needs(kind: str) -> None:
 
 
 def test_an_unreachable_ratio_is_refused_with_what_can_be(kind: str) -> None:
-    low, high = reachable(ps.inspect(make_host(kind)), ps.SearchConfig())
+    low, high = reachable(ps.inspect(make_host(kind)), ps.SearchConfig(removed="drop"))
     with pytest.raises(ps.BudgetError, match=f"{low:.3f} to {high:.3f}"):
         ps.search(make_host(kind), make_images(2), config(target_macs=low - 1e-3))
 

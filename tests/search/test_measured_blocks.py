@@ -59,7 +59,7 @@ def pairs(draw: st.DrawFn) -> Counts:
 @given(
     counts=pairs(),
     kind=st.sampled_from(["class", "mean with prefix"]),
-    way=st.sampled_from(["matched merge", "static merge"]),
+    way=st.sampled_from(["matched merge", "fixed groups"]),
 )
 def test_blocks_drop_only_where_that_lowers_the_error(counts: Counts, kind: str, way: str) -> None:
     search = measuring(kind, way)
@@ -74,7 +74,7 @@ def test_blocks_drop_only_where_that_lowers_the_error(counts: Counts, kind: str,
         assert helps == (layer in drops)
 
 
-@pytest.mark.parametrize("way", ["matched merge", "static merge"])
+@pytest.mark.parametrize("way", ["matched merge", "fixed groups"])
 def test_a_block_that_drops_really_does_better(way: str) -> None:
     """By running the models, wherever some blocks drop and some merge; and there are such cases."""
     search, found = measuring("mean with prefix", way), 0
@@ -88,7 +88,7 @@ def test_a_block_that_drops_really_does_better(way: str) -> None:
     assert found
 
 
-@pytest.mark.parametrize("way", ["matched merge", "static merge"])
+@pytest.mark.parametrize("way", ["matched merge", "fixed groups"])
 def test_blocks_that_drop_get_counts_of_their_own(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Counts found while all blocks merged are a start; what is found is never worse, and somewhere it is better."""
     gains = []
@@ -104,7 +104,7 @@ def test_blocks_that_drop_get_counts_of_their_own(way: str, monkeypatch: pytest.
     assert max(gains) > 0
 
 
-@pytest.mark.parametrize("way", ["matched merge", "static merge"])
+@pytest.mark.parametrize("way", ["matched merge", "fixed groups"])
 @pytest.mark.parametrize("tolerance", [0.05, 0.3])
 def test_the_tolerance_holds_before_blocks_drop(way: str, tolerance: float) -> None:
     for kind in ("class", "mean with prefix"):
@@ -114,7 +114,7 @@ def test_the_tolerance_holds_before_blocks_drop(way: str, tolerance: float) -> N
         assert min(counts[:3]) < PATCHES
 
 
-@pytest.mark.parametrize("way", ["matched merge", "matched drop", "predicted merge", "predicted drop"])
+@pytest.mark.parametrize("way", ["matched merge", "matched drop", "static merge", "predicted merge", "predicted drop"])
 @pytest.mark.parametrize("asked", ["ratio", "tolerance"])
 def test_few_blocks_choose_where_few_may(asked: str, way: str) -> None:
     model, images, target = make_host(), make_images(IMAGES), target_at("class", way, 0.6)
@@ -135,7 +135,7 @@ def test_too_few_blocks_to_choose_in_are_told() -> None:
     with pytest.raises(ps.BudgetError, match="so few blocks choose \\(1\\)"):
         ps.search(make_host(), make_images(2), config("matched merge", target_macs=low + 0.02, choosing_blocks=1))
     with pytest.raises(ps.BudgetError, match="is for images that choose"):
-        ps.SearchConfig(target_macs=0.6, choosing_blocks=2)
+        ps.SearchConfig(target_macs=0.6, removed="drop", choosing_blocks=2)
 
 
 def test_removing_blocks_are_those_that_keep_some_and_not_all() -> None:

@@ -27,7 +27,8 @@ def kinds() -> dict[str, MacCost]:
     return {
         "drop": DROP,
         "carry": MacCost(INFO, "carry"),
-        "static merge": MacCost(INFO, "merge"),
+        "static merge": MacCost(INFO, "merge", groups="own"),
+        "fixed groups": MacCost(INFO, "merge", groups="fixed"),
         "matched": MacCost(INFO, "merge", "matched"),
         "predicted": MacCost(INFO, "drop", "predicted", spec),
     }

@@ -11,9 +11,10 @@ from patchslim.search.sketch import sketch, slimmed
 from small import make_host, make_images
 
 WAYS: dict[str, dict[str, Any]] = {
-    "drop": {},
+    "drop": {"removed": "drop"},
     "carry": {"removed": "carry"},
-    "static merge": {"removed": "merge"},
+    "static merge": {},
+    "fixed groups": {"groups": "fixed"},
     "matched merge": {"select": "matched"},
     "matched drop": {"select": "matched", "removed": "drop"},
     "predicted merge": {"select": "predicted"},
@@ -40,10 +41,12 @@ def test_a_sketch_keeps_what_it_is_told_and_runs(kind: str, way: str) -> None:
 def test_patches_of_a_static_sketch_are_mixed_and_merge_into_many() -> None:
     """A clock has to see the entrance that sorts tokens, and sums of several patches."""
     info = ps.inspect(make_host())
-    dropped = sketch(info, ps.SearchConfig(), (9, 6, 3, 0))
+    dropped = sketch(info, ps.SearchConfig(removed="drop"), (9, 6, 3, 0))
     assert dropped.order != sorted(dropped.order)
-    merged = sketch(info, ps.SearchConfig(removed="merge"), (9, 6, 3, 0))
-    assert merged.kept == dropped.kept
+    own = sketch(info, ps.SearchConfig(), (9, 6, 3, 0))
+    merged = sketch(info, ps.SearchConfig(groups="fixed"), (9, 6, 3, 0))
+    assert merged.kept == dropped.kept == own.kept
+    assert (own.groups, merged.groups) == ("own", "fixed")
     assert merged.into is not None
     joined = [target for target in merged.into if target >= 0]
     assert len(joined) == 16 - 3

@@ -31,12 +31,13 @@ from small import make_host, make_images
 from ticking import Seconds, Ticking
 
 WAYS: dict[str, dict[str, Any]] = {
-    "effect": {},
+    "effect": {"removed": "drop"},
     "impact": {"score": "impact", "tune_epochs": 0, "step": 2},
     "impact, tuned": {"score": "impact", "tune_epochs": 1, "step": 4},
     "carry": {"removed": "carry", "tune_epochs": 0, "step": 2},
     "matched merge": {"select": "matched"},
     "static merge": {"removed": "merge"},
+    "fixed groups": {"groups": "fixed"},
     "predicted drop": {"select": "predicted", "removed": "drop", "predictor_epochs": 2},
     "threshold": {"select": "predicted", "mode": "threshold", "predictor_epochs": 2},
 }
@@ -81,7 +82,11 @@ def ticking(monkeypatch: pytest.MonkeyPatch) -> Callable[..., torch.nn.Module]:
 
 
 def config(speedup: float = 1.5, **settings: Any) -> ps.SearchConfig:
-    return ps.SearchConfig(target_speedup=speedup, **({"batch_size": 4, "speed_batch_size": 2} | settings))
+    """Static patches drop unless it is said what becomes of them, or how they are chosen."""
+    usual: dict[str, Any] = {"batch_size": 4, "speed_batch_size": 2}
+    if not {"select", "removed", "groups", "score"} & settings.keys():
+        usual["removed"] = "drop"
+    return ps.SearchConfig(target_speedup=speedup, **(usual | settings))
 
 
 @pytest.mark.parametrize(("kind", "way"), [*itertools.product(["class"], WAYS), ("mean", "effect")])
@@ -111,7 +116,7 @@ def test_blocks_alone_predict_a_device_that_is_the_sum_of_its_parts(ticking: Any
 
 def test_patches_leave_where_they_cost_time_not_macs(ticking: Any) -> None:
     """Attention is all here, and it is dearest where there are many tokens: more of them leave early."""
-    macs, _ = ps.search(make_host(), make_images(4), ps.SearchConfig(target_macs=0.6, batch_size=4))
+    macs, _ = ps.search(make_host(), make_images(4), ps.SearchConfig(target_macs=0.6, removed="drop", batch_size=4))
     model = ticking(law=lambda n_in, n: 0.01 * n * n_in)
     speedup = true_speedup(macs, ps.inspect(model), lambda n_in, n: 0.01 * n * n_in)
     timed, _ = ps.search(model, make_images(4), config(speedup))

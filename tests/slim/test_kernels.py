@@ -26,7 +26,7 @@ import patchslim as ps
 from hf_small import make_hf
 from patchslim.hosts import answer_of, attention, fast, timm_block
 from patchslim.hosts.attention import plain, sized
-from patchslim.slim.merge import FLOOR, LEARNT_FLOOR, match, match_lighter, merge, unit_keys
+from patchslim.slim.merge import FLOOR, LEARNT_FLOOR, join_first, match, match_lighter, merge, unit_keys
 from patchslim.slim.tokens import Tokens
 from small import per_image_plan
 
@@ -264,6 +264,25 @@ def test_a_model_says_the_same_with_them(
                 monkeypatch.setattr(room, name, own, raising=False)
         torch.testing.assert_close(answer_of(slim(images)), wanted, rtol=1e-4, atol=1e-4)
     assert calls
+
+
+@given(SHAPES, st.integers(0, 2), st.floats(0, 1), st.booleans(), st.integers(0, 99))
+@example((2, 2, 75, 4), 1, 0.9, True, 0)  # many join one
+@settings(max_examples=8, deadline=None)
+def test_patches_after_the_first_join_these(shape: Any, prefix: int, share: float, weighed: bool, seed: int) -> None:
+    batch, heads, t, width = shape
+    normal = drawn(seed)
+    k, x = keys_of(normal, batch, heads, prefix + t, width), normal(batch, prefix + t, 20)
+    tokens = Tokens(x, normal(batch, prefix + t).abs() + 1)
+    n, importance = t - max(1, round(share * (t - 1))), normal(batch, t).abs() if weighed else None
+    room = import_module("patchslim.slim.merge")
+    with torch.no_grad(), patch.object(room, "merge_kernels", merge_kernels, create=True):
+        with patch.object(room, "kernels_for", lambda k: False):
+            wanted = join_first(tokens, k, n, prefix, importance)
+        with patch.object(room, "kernels_for", lambda k: True):
+            found = join_first(tokens, k, n, prefix, importance)
+    torch.testing.assert_close(found.x, wanted.x, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(found.size, wanted.size, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.usefixtures("launching")

@@ -28,7 +28,7 @@ from patchslim.slim.store import CONFIG, METRICS, SEARCH
 
 KEPT_PICTURE, MERGED_PICTURE = "kept_patches.png", "merged_patches.png"
 MATCHED = "matched"  # the second run: its folder in the first one's, and its key in the JSON
-STATIC_SETTINGS = SearchConfig(target_macs=0.55, batch_size=64)
+STATIC_SETTINGS = SearchConfig(target_macs=0.55, removed="drop", batch_size=64)
 MATCHED_SETTINGS = SearchConfig(target_macs=0.55, select="matched", batch_size=64)
 CALIBRATION_IMAGES = 512
 BATCH = 64  # images at a time where speed is measured

@@ -31,7 +31,7 @@ from patchslim.errors import BudgetError
 from patchslim.hosts import HostInfo, inspect
 from patchslim.hosts.hf_open import ON_HUB, is_hf_name
 from patchslim.hosts.weights import weights_fingerprint
-from patchslim.plan import SPEED, Mode, PredictorKind, Removed, Select
+from patchslim.plan import SPEED, Groups, Mode, PredictorKind, Removed, Select
 from patchslim.runs import SOURCE, check_folder, check_sweep_folder, make_run, make_sweep, run_name
 from patchslim.search import SearchConfig
 from patchslim.search.budget import check_reachable, reachable
@@ -79,13 +79,23 @@ def slim(
             help="Of --target-speedup: how models run, as in bench: eager, compiled, graph, compiled-graph, or auto.",
         ),
     ] = "auto",
-    score: Annotated[Score | None, typer.Option("--score", help="What ranks the patches [effect].")] = None,
+    score: Annotated[
+        Score | None,
+        typer.Option("--score", help="What ranks the patches [static that merge: coverage, else effect]."),
+    ] = None,
     select: Annotated[
         Select,
         typer.Option("--select", help="Which patches stay: static, the same for all images; or by the image's own."),
     ] = "static",
     removed: Annotated[
-        Removed | None, typer.Option("--removed", help="What becomes of the others [static: drop, else merge].")
+        Removed | None,
+        typer.Option("--removed", help="What becomes of the others [merge; static with another score: drop]."),
+    ] = None,
+    groups: Annotated[
+        Groups | None,
+        typer.Option(
+            "--groups", help="Of static that merge: which stay is alike for all images, what joins what is not [own]."
+        ),
     ] = None,
     mode: Annotated[
         Mode, typer.Option("--mode", help="Of predicted: a fixed number per block, or a threshold.")
@@ -103,7 +113,7 @@ def slim(
         typer.Option(
             "--choosing-blocks",
             min=1,
-            help="Of predicted and matched: at most so many blocks choose, which small batches on a GPU like [any].",
+            help="Where images choose or group: at most so many blocks do, which small batches on a GPU like [any].",
         ),
     ] = None,
     images: Annotated[
@@ -144,6 +154,7 @@ def slim(
         score=score,
         select=select,
         removed=removed,  # type: ignore[arg-type]  # None is resolved
+        groups=groups,
         mode=mode,
         predictor=predictor,  # type: ignore[arg-type]  # None is resolved
         distance=distance,

@@ -56,7 +56,7 @@ def compare(
             raise ExportError("The file's logits are not finite numbers of the model's shape; it was not kept.")
         apart, same = _apart(found, wanted), found.argmax(dim=1) == wanted.argmax(dim=1)
         others += int((~same).sum())
-        if find_ties and isinstance(model, SlimModel) and model.plan.per_image:
+        if find_ties and isinstance(model, SlimModel) and model.plan.varies:
             tied = _tied(model, pixels, found, apart > TOLERANCE)
             apart, same, ties = apart[~tied], same | tied, ties + int(tied.sum())
         differences.append(apart)

@@ -14,7 +14,7 @@ from patchslim.slim import apply
 # Algorithm 1 tunes blocks on its way; a comparison tunes everything alike, afterwards or not at all.
 UNTUNED: dict[str, Any] = {"tune_epochs": 0}
 MODES: dict[str, dict[str, Any]] = {
-    "ps-static": {},
+    "ps-static": {"removed": "drop"},
     "ps-merge": {"removed": "merge"},
     "ps-predicted": {"select": "predicted"},
     "ps-predicted-drop": {"select": "predicted", "removed": "drop"},

@@ -19,7 +19,7 @@ class Rows:
 
     def __init__(self, plan: SlimPlan, device: torch.device) -> None:
         self.prefix, self.counts = plan.host.prefix_tokens, plan.counts
-        sources = [] if plan.per_image else static_sources(plan)
+        sources = [] if plan.varies else static_sources(plan)
         self.shares = [_shares(rows).to(device) for rows in sources]  # per block (n, N)
 
     def pair(self, layer: int, output: State, z: Tensor) -> tuple[Tensor, Tensor]:

@@ -34,7 +34,7 @@ class TokenLabels:
         seen: list[Any] = []
         with watching(student.model, seen.append):
             own = outputs(student, images, student.info.depth)
-        labels = self._labels(images, seen[-1] if self.plan.per_image else own.inner)
+        labels = self._labels(images, seen[-1] if self.plan.varies else own.inner)
         found = self._patches(student, own.inner)
         loss = -(labels * F.log_softmax(found.float(), dim=-1)).sum(dim=-1).mean()
         return own.logits, loss

@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from patchslim.errors import BudgetError
 from patchslim.hosts import HostInfo
 from patchslim.macs import host_macs
-from patchslim.plan import Removed, Select
 from patchslim.search.config import SearchConfig
 from patchslim.search.cost import Cost, MacCost, snapped
 from patchslim.search.network import Partial
@@ -20,16 +19,15 @@ FIRST_GUESS, STRIDE, FINEST, LEAST = -1.5, 0.6, 0.02, -12.0  # of log10 ε
 
 def reachable(info: HostInfo, config: SearchConfig) -> tuple[float, float]:
     """The least and the largest MAC ratio a plan can have."""
-    cost, least = MacCost.under(info, config), fewest(info, config.removed, config.select)
+    cost, least = MacCost.under(info, config), fewest(info, config)
     low, high = (cost.of(counts) / host_macs(info) for counts in (least, everything(info)))
     return low, high
 
 
-def fewest(info: HostInfo, removed: Removed, select: Select) -> Counts:
+def fewest(info: HostInfo, config: SearchConfig) -> Counts:
     """The fewest patches per block that a plan can keep."""
-    pairs = select == "matched" or removed == "merge"
-    if pairs or select == "predicted":
-        return Slots(info, halves=pairs).least
+    if config.removed == "merge" or config.select != "static":
+        return Slots(info, halves=config.in_pairs).least
     return (1 if info.reads_patches else 0,) * info.depth
 
 

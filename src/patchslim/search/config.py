@@ -7,13 +7,15 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal, get_args
 
 from patchslim.errors import BudgetError
-from patchslim.plan import Mode, PredictorKind, Removed, Select
+from patchslim.plan import Groups, Mode, PredictorKind, Removed, Select
 from patchslim.timing.modes import MODES
 from patchslim.timing.running import DTYPES
 
-Score = Literal["effect", "impact", "attention", "random", "radial", "uniform"]
+Score = Literal["effect", "coverage", "impact", "attention", "random", "radial", "uniform"]
 Distance = Literal["effect", "keys"]
 SCORES: tuple[str, ...] = get_args(Score)
+OPEN = ("score", "removed", "predictor", "groups", "distance")  # settings that may be left open
+SPREADS = ("coverage", "random", "radial", "uniform")  # what can say which patches others join
 
 
 @dataclass(frozen=True)
@@ -23,11 +25,12 @@ class SearchConfig:
     A speed-up is that of whole batches on the device of the model, against the model as it comes, each in its fastest
     mode, as `bench` measures it.
 
-    What is left at None gets the usual value for the way of choosing: where images choose, removed patches merge (with
-    a threshold they can't), else they drop; patches are ranked by the effect of their removal (by the paper's impact
-    where they are carried, or where block tuning is asked for); blocks are tuned for 3 epochs where the paper's
-    Algorithm 1 decides; G knows the image's average patch, except with a threshold, which compares images; matched
-    patches are as far apart as it matters to the readout.
+    What is left at None gets the usual value for the way of choosing: removed patches merge (with a threshold they
+    can't, and with a static score or block tuning they drop); static ones stay that cover the others best, or, where
+    patches drop, by the effect of their removal (by the paper's impact where they are carried, or where block tuning
+    is asked for); blocks are tuned for 3 epochs where the paper's Algorithm 1 decides; G knows the image's average
+    patch, except with a threshold, which compares images; matched patches are as far apart as it matters to the
+    readout.
     """
 
     tolerance: float | None = None  # ε: relative error of a block's reconstruction, or of the readout
@@ -41,8 +44,9 @@ class SearchConfig:
     removed: Removed = None  # type: ignore[assignment]  # None, until it is resolved
     mode: Mode = "top-k"  # of predicted patches
     predictor: PredictorKind = None  # type: ignore[assignment]  # the module G; None, until it is resolved
+    groups: Groups | None = None  # of static patches that merge: each image's own, or the same for all
     distance: Distance | None = None  # of matched patches: by what a difference does to the readout, or by keys
-    choosing_blocks: int | None = None  # where images choose: at most so many blocks do; None: as many as pay
+    choosing_blocks: int | None = None  # where images choose or group: at most so many blocks do; None: as many as pay
     predictor_epochs: int = 60  # epochs over the images in which G learns
     step: int = 10  # r': patches added at a time
     tune_epochs: int = None  # type: ignore[assignment]  # epochs of block tuning on cached features
@@ -64,40 +68,61 @@ class SearchConfig:
     @property
     def in_pairs(self) -> bool:
         """Whether a block removes one patch of each of some pairs, and so no more than half."""
-        return self.select == "matched" or self.removed == "merge"
+        return self.select == "matched" or (self.removed == "merge" and self.groups != "own")
 
     def _resolve(self) -> None:
         """Put in what was left open; refuse what has no part in this way of choosing."""
         put = object.__setattr__  # the usual way to set a field of a frozen dataclass once
         given = dict(vars(self))  # as given: None where it was left open
-        drops = self.select == "static" or self.mode == "threshold"
         if self.distance is not None and self.select != "matched":
             raise BudgetError(f"A distance is for patches that are matched, not {self.select}; leave it out.")
         put(self, "distance", self.distance or ("effect" if self.select == "matched" else None))
         put(self, "predictor", given["predictor"] or ("mlp" if self.mode == "threshold" else "context"))
-        put(self, "removed", given["removed"] or ("drop" if drops else "merge"))
+        tuned = self.select == "static" and bool(given["tune_epochs"])  # asks for Algorithm 1
+        scored = self.select == "static" and given["score"] not in (None, "coverage")
+        put(self, "removed", given["removed"] or ("drop" if tuned or scored or self.mode == "threshold" else "merge"))
+        self._resolve_groups()
         if self.removed == "carry" and self.select != "static":
             raise BudgetError(f"Removed patches can't be carried along when {self.select}; choose drop or merge.")
         if self.mode == "threshold" and (self.select != "predicted" or self.removed != "drop"):
             raise BudgetError(
                 "A threshold goes with predicted patches that are dropped: select predicted, removed drop."
             )
-        ranked = self.select == "predicted" or (self.select == "static" and self.removed != "merge")
-        if not ranked and self.score is not None:
-            raise BudgetError(f"Patches that are {self.select} to merge are ranked by likeness; leave the score out.")
-        if self.select == "predicted" and self.score not in (None, "effect", "impact", "attention"):
-            raise BudgetError(f"A predictor learns effect, impact or attention; {self.score} is alike for all images.")
-        if self.removed == "carry" and self.score == "effect":
-            raise BudgetError("The effect score is that of patches that leave; carried ones need another, as impact.")
-        tuned = self.select == "static" and bool(given["tune_epochs"])  # asks for Algorithm 1
+        self._check_score()
         usual = "impact" if self.removed == "carry" or tuned else "effect"
-        put(self, "score", self.score or (usual if ranked else None))
+        ranked = self.select == "predicted" or (self.select == "static" and self.removed != "merge")
+        put(self, "score", self.score or ("coverage" if self.groups == "own" else usual if ranked else None))
         if not self.top_down and self.tune_epochs:
             raise BudgetError(
                 "Block tuning goes with the paper's Algorithm 1, that is with static patches dropped or carried by "
                 "a score other than effect; set tune_epochs to 0."
             )
         put(self, "tune_epochs", (3 if self.top_down else 0) if given["tune_epochs"] is None else self.tune_epochs)
+
+    def _resolve_groups(self) -> None:
+        merges = self.select == "static" and self.removed == "merge"
+        if self.groups is not None and not merges:
+            raise BudgetError("Groups are those of static patches that merge; leave them out.")
+        object.__setattr__(self, "groups", self.groups or ("own" if merges else None))
+
+    def _check_score(self) -> None:
+        """Refuse a score that can't rank what is to be ranked."""
+        if self.score is None:
+            return
+        if self.groups == "own":
+            if self.score not in SPREADS:
+                raise BudgetError(
+                    f"Static patches that others join are chosen by {', '.join(SPREADS)}, not by {self.score}; "
+                    "choose one of them, or drop the others."
+                )
+        elif self.select == "matched" or (self.select == "static" and self.removed == "merge"):
+            raise BudgetError(f"Patches that are {self.select} to merge are ranked by likeness; leave the score out.")
+        elif self.score == "coverage":
+            raise BudgetError("Coverage is for static patches that others join: removed merge, groups own.")
+        if self.select == "predicted" and self.score not in ("effect", "impact", "attention"):
+            raise BudgetError(f"A predictor learns effect, impact or attention; {self.score} is alike for all images.")
+        if self.removed == "carry" and self.score == "effect":
+            raise BudgetError("The effect score is that of patches that leave; carried ones need another, as impact.")
 
     def _check_choices(self) -> None:
         choices: tuple[tuple[str, Any, str], ...] = (
@@ -106,13 +131,14 @@ class SearchConfig:
             ("removed", get_args(Removed), "Removed patches can't {!r}"),
             ("mode", get_args(Mode), "There is no mode {!r}"),
             ("predictor", get_args(PredictorKind), "There is no predictor {!r}"),
+            ("groups", get_args(Groups), "There are no groups {!r}"),
             ("distance", get_args(Distance), "There is no distance {!r}"),
             ("speed_dtype", tuple(DTYPES), "There is no dtype {!r}"),
             ("speed_mode", ("auto", *MODES), "There is no mode to time in called {!r}"),
         )
         for name, known, words in choices:
             value = getattr(self, name)
-            if value not in known and not (value is None and name in ("score", "removed", "predictor", "distance")):
+            if value not in known and not (value is None and name in OPEN):
                 raise BudgetError(f"{words.format(value)}; choose one of {', '.join(known)}.")
 
     def _check_numbers(self) -> None:
@@ -128,9 +154,11 @@ class SearchConfig:
         for name, low in least.items():
             if getattr(self, name) < low:
                 raise BudgetError(f"{name} has to be at least {low}, not {getattr(self, name)}.")
-        if self.choosing_blocks is not None and (self.select == "static" or self.choosing_blocks < 1):
+        alike = self.select == "static" and self.groups != "own"
+        if self.choosing_blocks is not None and (alike or self.choosing_blocks < 1):
             raise BudgetError(
-                "choosing_blocks is for images that choose: select predicted or matched, and give at least 1."
+                "choosing_blocks is for images that choose or group patches, not for static ones that are dropped; "
+                "give at least 1."
             )
         if not 0 < self.learning_rate < math.inf:
             raise BudgetError(f"learning_rate has to be a number above 0, not {self.learning_rate}.")

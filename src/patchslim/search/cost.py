@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Protocol, TypeVar
 
 from patchslim.hosts import HostInfo
 from patchslim.macs import macs_of_counts
-from patchslim.plan import DistanceSpec, PredictorKind, PredictorSpec, Removed, Select, SlimPlan
+from patchslim.plan import DistanceSpec, Groups, PredictorKind, PredictorSpec, Removed, Select, SlimPlan
 from patchslim.search.config import Distance, SearchConfig
 from patchslim.slim.chooser import distance_channels
 from patchslim.slim.predictor import hidden_width
@@ -59,6 +59,7 @@ class MacCost:
     select: Select = "static"
     predictor: PredictorSpec | None = None
     distance: DistanceSpec | None = None
+    groups: Groups | None = None
     grain: ClassVar[int] = 1
     unit: ClassVar[str] = "MACs"
 
@@ -66,7 +67,7 @@ class MacCost:
     def under(cls, info: HostInfo, config: SearchConfig) -> MacCost:
         """Of plans as the settings want them."""
         predictor = predictor_of(info, config.select, config.predictor)
-        return cls(info, config.removed, config.select, predictor, distance_of(info, config.distance))
+        return cls(info, config.removed, config.select, predictor, distance_of(info, config.distance), config.groups)
 
     def of(self, counts: Sequence[int]) -> int:
         """MACs per image."""
@@ -75,7 +76,7 @@ class MacCost:
     @property
     def chooser(self) -> dict[str, Any]:
         """What `choice_macs` has to know of what patches are chosen by."""
-        return {"predictor": self.predictor, "distance": self.distance}
+        return {"groups": self.groups, "predictor": self.predictor, "distance": self.distance}
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ from patchslim.search.cost import Budget, PlainBudget
 from patchslim.search.features import Features
 from patchslim.search.ledger import Ledger
 from patchslim.search.network import relative_error
-from patchslim.search.prefix import PrefixMemory
+from patchslim.search.prefix import Block, PrefixMemory, sorting_blocks
 from patchslim.search.schedule import Counts, Error, Fit, Slots, concentrate, descend, improve, removing
 from patchslim.search.topdown import Listener
 from patchslim.slim.assemble import slim_blocks
@@ -41,9 +41,11 @@ def measure(
     """The readout's relative error under a plan, averaged over the images."""
     depth = host.info.depth
     features.focus((0, depth))
-    blocks = slim_blocks(host, plan, choosers)
+    blocks: Any = slim_blocks(host, plan, choosers)
+    if plan.groups == "own":
+        blocks = sorting_blocks(plan, blocks)
     errors = []
-    if memory is None or not features.keeps_all or not plan.per_image:
+    if memory is None or not features.keeps_all or not plan.varies:
         for x, out in features.batches(0, depth):
             errors.append(relative_error(host.features(_through(blocks, x)), host.features(out)))
     else:
@@ -56,7 +58,7 @@ def measure(
     return value
 
 
-def _through(blocks: Sequence[nn.Module], state: Any) -> Any:
+def _through(blocks: Sequence[Block], state: Any) -> Any:
     """What leaves the last of some blocks."""
     for block in blocks:
         state = block(state)

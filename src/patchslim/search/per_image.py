@@ -12,6 +12,7 @@ from patchslim.macs import host_macs, plan_macs
 from patchslim.plan import SlimPlan, build_plan
 from patchslim.search.config import SearchConfig
 from patchslim.search.cost import Budget, PlainBudget, distance_of, predictor_of
+from patchslim.search.cover import Cover
 from patchslim.search.distances import find_distances
 from patchslim.search.features import Features
 from patchslim.search.groups import likeness, static_groups
@@ -44,7 +45,8 @@ def per_image_search(
         return _predicted(host, features, config, ledger, listen, budget, tolerance)
     if config.select == "matched":
         return _matched(host, features, config, ledger, listen, budget, tolerance)
-    measured = Measured(host, features, config, ledger, listen, _static_merge(host, features), budget)
+    draft = _own_groups(host, features, config) if config.groups == "own" else _fixed_groups(host, features)
+    measured = Measured(host, features, config, ledger, listen, draft, budget)
     plan, error = measured.search(tolerance)
     return signed(host, plan, config, features.count, tolerance, error, METHOD), {}
 
@@ -75,7 +77,17 @@ def _matched(
     return plan.model_copy(update={"distance": own}), weights
 
 
-def _static_merge(host: Host, features: Features) -> Draft:
+def _own_groups(host: Host, features: Features, config: SearchConfig) -> Draft:
+    """The same patches for every image, which joins the others to them as it sees fit."""
+    cover = Cover(host, features, config.score, config.seed)
+
+    def draft(counts: Counts, drops: tuple[int, ...]) -> SlimPlan:
+        return build_plan(host.info, removed="merge", kept=cover.kept(counts), drops=list(drops))
+
+    return draft
+
+
+def _fixed_groups(host: Host, features: Features) -> Draft:
     """The same groups for every image."""
     found = likeness(host, features)
 

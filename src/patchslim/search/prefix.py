@@ -1,5 +1,6 @@
 """Candidates of a search often agree in their first blocks; what leaves those is kept, within a bound, and not computed
-again. Where images choose for themselves, a block's output depends on the counts up to it and on nothing after."""
+again. Where images choose or group for themselves, what leaves a block depends on the counts up to it and on none after.
+"""
 
 from __future__ import annotations
 
@@ -7,10 +8,14 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from torch import Tensor, nn
+import torch
+from torch import Tensor
 
 from patchslim.plan import SlimPlan
+from patchslim.slim.blocks import ReducingBlock
+from patchslim.slim.tokens import Tokens
 
+Block = Callable[[Any], Any]  # what enters → what leaves
 Prefix = tuple[tuple[int, ...], tuple[int, ...]]  # (patches per block so far, blocks so far that drop)
 
 
@@ -21,7 +26,7 @@ class PrefixMemory:
         self.limit_bytes, self.used = limit_bytes, 0
         self.states: OrderedDict[Prefix, list[Any]] = OrderedDict()
 
-    def run(self, plan: SlimPlan, blocks: Sequence[nn.Module], start: Callable[[], list[Any]]) -> list[Any]:
+    def run(self, plan: SlimPlan, blocks: Sequence[Block], start: Callable[[], list[Any]]) -> list[Any]:
         """What leaves the last block, of every batch; `start` gives what enters the first."""
         depth = len(blocks)
         known = next((layer for layer in range(depth - 1, 0, -1) if _prefix(plan, layer) in self.states), 0)
@@ -41,6 +46,38 @@ class PrefixMemory:
         while self.used > self.limit_bytes and self.states:
             _, oldest = self.states.popitem(last=False)
             self.used -= _bytes(oldest)
+
+
+def sorting_blocks(plan: SlimPlan, blocks: Sequence[ReducingBlock]) -> list[Block]:
+    """A static plan's blocks that each put the patches first that stay, and leave them in the host's order.
+
+    A slim model sorts once, by how long patches stay. But then what leaves a block is in an order, and is rounded in
+    ways, that later counts decide.
+    """
+    blocks[0].order = None
+    alive, found = list(range(plan.host.patches)), list[Block]()
+    for block, kept in zip(blocks, plan.kept, strict=True):
+        stay = set(kept)
+        places = sorted(range(len(alive)), key=lambda place: alive[place] not in stay)  # stable
+        found.append(_after_sorting(block, places, plan.host.prefix_tokens))
+        alive = kept
+    return found
+
+
+def _after_sorting(block: Block, places: list[int], prefix: int) -> Block:
+    if places == sorted(places):
+        return block
+    every = torch.tensor([*range(prefix), *(prefix + place for place in places)])
+
+    def call(state: Any) -> Any:
+        x = state.x if isinstance(state, Tokens) else state
+        order = every.to(x.device)
+        if not isinstance(state, Tokens):
+            return block(x.index_select(1, order))
+        size = None if state.size is None else state.size.index_select(1, order)
+        return block(Tokens(x.index_select(1, order), size))
+
+    return call
 
 
 def _prefix(plan: SlimPlan, layer: int) -> Prefix:

@@ -26,7 +26,7 @@ def sketch(info: HostInfo, config: SearchConfig, counts: Sequence[int]) -> SlimP
         return build_plan(info, **fields, patches_per_block=list(counts))
     order = torch.randperm(info.patches, generator=torch.Generator().manual_seed(0)).tolist()
     kept = [sorted(order[:count]) for count in counts]
-    into = _groups(order, counts) if config.removed == "merge" else None
+    into = _groups(order, counts) if config.groups == "fixed" else None
     return build_plan(info, removed=config.removed, kept=kept, into=into)
 
 

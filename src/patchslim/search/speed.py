@@ -129,7 +129,7 @@ class SpeedBudget:
 
     def _check_reachable(self) -> None:
         """Raise BudgetError, saying what can be reached, when the speed-up can't; the least network tells."""
-        least = fewest(self.info, self.kind.removed, self.kind.select)
+        least = fewest(self.info, self.watch.config)
         if self.cost.share(least) < 0.9 * self.ratio:
             return
         share = self._share(least)

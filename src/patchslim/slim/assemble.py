@@ -26,7 +26,7 @@ from patchslim.slim.chooser import (
 from patchslim.slim.model import SlimModel, slim_class
 from patchslim.slim.packed import PackedBlock
 from patchslim.slim.predictor import make_predictor, needs_places
-from patchslim.slim.reduce import Grouped, Matched, Predicted, Reduce
+from patchslim.slim.reduce import Grouped, Matched, Nearest, Predicted, Reduce
 
 
 def apply(model: nn.Module, plan: SlimPlan, tuned: Mapping[str, Tensor] | None = None) -> SlimModel:
@@ -134,7 +134,7 @@ def _reducing_blocks(host: Host, plan: SlimPlan, choosers: Mapping[int, nn.Modul
 
 
 def _choosers(host: Host, plan: SlimPlan) -> list[Reduce | None]:
-    """What each block of a per-image plan chooses by; None where everything stays."""
+    """What each block of a plan that varies chooses or groups by; None where everything stays."""
     info, above = host.info, host.info.patches
     reducers: list[Reduce | None] = []
     for layer, count in enumerate(plan.counts, start=1):
@@ -143,6 +143,8 @@ def _choosers(host: Host, plan: SlimPlan) -> list[Reduce | None]:
             reducers.append(None)
         elif count == 0:
             reducers.append(Reduce(0, prefix))
+        elif plan.select == "static":
+            reducers.append(Nearest(count, prefix, *ways))
         elif plan.select == "predicted":
             reducers.append(Predicted(count, prefix, *ways))
         else:

@@ -12,7 +12,7 @@ from patchslim.errors import PlanError
 from patchslim.hosts.attention import plain, sized
 from patchslim.hosts.base import BlockMath
 from patchslim.slim.reduce import Reduce
-from patchslim.slim.tokens import Tokens, start
+from patchslim.slim.tokens import Tokens, sort_first, start
 
 
 class BlockOf(nn.Module):
@@ -132,6 +132,5 @@ class ReducingBlock(BlockOf):
 
     def _enter(self, x: Tensor) -> Tokens:
         self.check_tokens(x)
-        if self.order is not None:
-            x = x.index_select(1, self.order)
-        return start(x, self.prefix, self.places, self.watch is not None)
+        tokens = start(x, self.prefix, self.places, self.watch is not None)
+        return tokens if self.order is None else sort_first(tokens, self.order, self.prefix)

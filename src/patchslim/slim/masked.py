@@ -32,7 +32,7 @@ def masked_logits(
     """
     host = open_host(model)
     plan.check_fits(host.info)
-    if not plan.per_image and plan.into is None:
+    if plan.removed != "merge" and not plan.per_image:
         return _static_logits(host, plan, images)
     plan = as_weights_allow(plan, tuned or {})
     choosers = load_choosers(host, plan, tuned or {})
@@ -103,7 +103,7 @@ class _OneImage:
         """The weighted mean of some tokens (1, d), at their mean length where images choose for themselves."""
         total = sum(weight[patch] for patch in members)
         mean: Tensor = torch.stack([token * (weight[patch] / total) for patch, token in members.items()]).sum(dim=0)
-        if not self.plan.per_image:
+        if not self.plan.varies:
             return mean
         length = torch.stack([token.norm() * (weight[patch] / total) for patch, token in members.items()]).sum()
         scaled: Tensor = mean * length / mean.norm()
@@ -121,6 +121,8 @@ class _OneImage:
             return kept, {patch: target[patch] for patch in gone if target[patch] >= 0}, sizes
         if layer not in plan.choosing:
             return (alive if count else []), {}, sizes
+        if not plan.merges(layer) and plan.select == "static":
+            return plan.kept[layer - 1], {}, sizes
         prefix = self.host.info.prefix_tokens
         block = self.host.blocks[layer - 1]
         incoming = self.host.math.read(block, x[:, [*range(prefix), *(prefix + patch for patch in alive)]])
@@ -130,7 +132,9 @@ class _OneImage:
         if weighed:
             every = torch.tensor([[1.0] * prefix + weight]).to(x)
             weight = (self.host.math.class_attention(block, incoming, every)[0, prefix:] * len(alive)).tolist()
-        if plan.select == "matched":
+        if plan.select == "static":
+            kept, into = plan.kept[layer - 1], _joins(alive, plan.kept[layer - 1], near)
+        elif plan.select == "matched":
             floor, halves = FLOOR if plan.distance is None else LEARNT_FLOOR, None
             matter = [heed + floor for heed in weight] if weighed else [1.0] * len(alive)
             if plan.distance is not None:
@@ -173,6 +177,13 @@ def _pairs(
     ranked = sorted(movers, key=lambda i: cost[i])
     into = {alive[i]: alive[nearest[i]] for i in ranked[:r]}
     return [alive[i] for i in [*ranked[r:], *hosts]], into
+
+
+def _joins(alive: list[int], kept: list[int], near: Likeness) -> dict[int, int]:
+    """What patches that go join: the kept one that each is most like."""
+    place = {patch: index for index, patch in enumerate(alive)}
+    gone = [patch for patch in alive if patch not in kept]
+    return {patch: max(kept, key=lambda other: near(place[patch], place[other])) for patch in gone}
 
 
 def _lighter(near: Likeness, weight: list[float]) -> tuple[list[int], list[int]]:

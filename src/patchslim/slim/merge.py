@@ -127,6 +127,41 @@ def join(tokens: Tokens, k: Tensor, n: int, prefix: int, importance: Tensor | No
     return _merge_fast(tokens, place, n, prefix, importance)
 
 
+def join_first(tokens: Tokens, k: Tensor, n: int, prefix: int, importance: Tensor | None) -> Tokens:
+    """Of patches in a plan's own order, all after the first `n` join, each, the one of these that its keys are most
+    like: k (B, H, p + t, d_h), importance (B, t) as in `join`. Slices and products only: nothing is sorted or looked
+    up."""
+    nearest = unrounded(k.device, _nearest, k, n, prefix)
+    if joins_fast(tokens, k[:, :, prefix:]):
+        stay = torch.arange(n, device=k.device).expand(len(nearest), -1)
+        return _merge_fast(tokens, torch.cat([stay, nearest], dim=1).int(), n, prefix, importance)
+    merged: Tokens = unrounded(tokens.x.device, _merge_first, tokens, nearest, n, prefix, importance)
+    return merged
+
+
+def _nearest(k: Tensor, n: int, prefix: int) -> Tensor:
+    """Which of the first n patches each of the others is most like: (B, r)."""
+    keys = unit_keys(k, prefix)
+    return (keys[:, n:] @ keys[:, :n].transpose(1, 2)).argmax(dim=2)
+
+
+def _merge_first(tokens: Tokens, nearest: Tensor, n: int, prefix: int, weight: Tensor | None) -> Tokens:
+    x, patches = tokens.x, tokens.x[:, prefix:]
+    size, weight = _sizes_and_weights(tokens, prefix, weight)
+    joins = torch.arange(n, device=x.device)[:, None] == nearest[:, None, :]  # (B, n, r)
+    every = _terms(patches, weight, size[:, prefix:])
+    mean, grown = _averages(every[:, :n] + joins.to(x.dtype) @ every[:, n:])
+    source = tokens.source
+    if source is not None:
+        source = source[:, :n] | (joins.float() @ source[:, n:].float() > 0)
+    return Tokens(
+        torch.cat([x[:, :prefix], mean.to(x.dtype)], dim=1),
+        torch.cat([size[:, :prefix], grown], dim=1),
+        None if tokens.place is None else tokens.place[:, :n],
+        source,
+    )
+
+
 def join_lighter(tokens: Tokens, z: Tensor, n: int, prefix: int, importance: Tensor | None) -> Tokens:
     """Pair patches by distance, z (B, t, c + 1) as `chooser.make_distance` has it, and merge until `n` are left."""
     if importance is None and joins_fast(tokens, z[:, None]):
@@ -188,30 +223,45 @@ def merge(tokens: Tokens, found: Match, prefix: int, weight: Tensor | None = Non
 
 def _merge(tokens: Tokens, found: Match, prefix: int, weight: Tensor | None) -> Tokens:
     x = tokens.x
-    size = torch.ones_like(x[..., 0]) if tokens.size is None else tokens.size.expand(x.shape[0], -1)
-    weight = size[:, prefix:] if weight is None else weight.to(size).clamp_min(TINY)
+    size, weight = _sizes_and_weights(tokens, prefix, weight)
     apart = pick(Tokens(x, size), found.keep[:, : found.first], prefix)  # the prefix, and those that nothing joins
     hosts = found.keep[:, found.first :]
     places = torch.arange(found.first, found.keep.shape[1], device=x.device)
     joins = (places[:, None] == found.into[:, None, :]).to(x.dtype)  # (B, n - first, r)
     given = _summands(x, size, weight, found.gone, prefix)
-    sums = _summands(x, size, weight, hosts, prefix) + joins @ given
-    total, length = sums[..., -3:-2], sums[..., -1:]
-    mean = sums[..., :-3] / total
-    mean = mean * (length / total / mean.norm(dim=2, keepdim=True).clamp_min(TINY))
+    mean, grown = _averages(_summands(x, size, weight, hosts, prefix) + joins @ given)
     assert apart.size is not None
     return Tokens(
         torch.cat([apart.x, mean.to(x.dtype)], dim=1),
-        torch.cat([apart.size, sums[..., -2]], dim=1),
+        torch.cat([apart.size, grown], dim=1),
         None if tokens.place is None else take(tokens.place, found.keep),
         None if tokens.source is None else _join_sources(tokens.source, found),
     )
 
 
+def _sizes_and_weights(tokens: Tokens, prefix: int, weight: Tensor | None) -> tuple[Tensor, Tensor]:
+    """(B, p + t), and how much each patch counts in an average, (B, t)."""
+    x = tokens.x
+    size = torch.ones_like(x[..., 0]) if tokens.size is None else tokens.size.expand(x.shape[0], -1)
+    return size, size[:, prefix:] if weight is None else weight.to(size).clamp_min(TINY)
+
+
 def _summands(x: Tensor, size: Tensor, weight: Tensor, index: Tensor, prefix: int) -> Tensor:
-    """What adds up when patches join: [w x, w, s, w |x|] of some of them, (B, m) → (B, m, d + 3)."""
-    own, w = take(x, index + prefix), take(weight, index)[..., None]
-    return torch.cat([own * w, w, take(size, index + prefix)[..., None], own.norm(dim=2, keepdim=True) * w], dim=2)
+    """What adds up when patches join, of some of them, (B, m) → (B, m, d + 3)."""
+    return _terms(take(x, index + prefix), take(weight, index), take(size, index + prefix))
+
+
+def _terms(x: Tensor, weight: Tensor, size: Tensor) -> Tensor:
+    """[w x, w, s, w |x|]: x (B, m, d), weight and size (B, m) → (B, m, d + 3)."""
+    w = weight[..., None]
+    return torch.cat([x * w, w, size[..., None], x.norm(dim=2, keepdim=True) * w], dim=2)
+
+
+def _averages(sums: Tensor) -> tuple[Tensor, Tensor]:
+    """Means at their members' mean length, and sizes, of sums of such terms: (B, m, d + 3) → (B, m, d), (B, m)."""
+    total, length = sums[..., -3:-2], sums[..., -1:]
+    mean = sums[..., :-3] / total
+    return mean * (length / total / mean.norm(dim=2, keepdim=True).clamp_min(TINY)), sums[..., -2]
 
 
 def _join_sources(source: Tensor, found: Match) -> Tensor:

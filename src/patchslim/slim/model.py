@@ -31,7 +31,7 @@ class SlimModel(nn.Module):
         images (B, C, H, W) → per block a boolean (B, n, N): row j marks the patches of token j, prefix tokens left
         out. Where images keep different numbers, n is the largest and the rows an image lacks are all False.
         """
-        if not self.plan.per_image:
+        if not self.plan.varies:
             return [rows.expand(len(images), -1, -1).to(images.device) for rows in static_sources(self.plan)]
         found: list[Tensor] = []
         with watching(self, lambda tokens: found.append(_rows(tokens, self.host_info))):
@@ -95,7 +95,7 @@ def _blank(base: type[nn.Module]) -> SlimModel:
 
 @contextmanager
 def watching(model: nn.Module, watch: Watch) -> Iterator[None]:
-    """Have every block of a per-image model tell what it computes."""
+    """Have every block of a model whose plan varies tell what it computes."""
     blocks: list[Any] = [module for module in model.modules() if hasattr(module, "watch")]
     try:
         for block in blocks:

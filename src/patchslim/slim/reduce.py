@@ -13,6 +13,7 @@ from patchslim.slim.merge import (
     TINY,
     join,
     join_by_class,
+    join_first,
     join_lighter,
     joins_fast,
     learnt_weight,
@@ -78,6 +79,17 @@ class PerImage(Reduce):
             return None
         attention: Tensor = block.math.class_attention(block, incoming, tokens.size)[:, self.prefix :]
         return attention * attention.shape[1]
+
+
+class Nearest(PerImage):
+    """Static patches stay, the first ones of sorted tokens; every other joins the one that it resembles most."""
+
+    def forward(self, tokens: Tokens, incoming: Incoming, block: Any) -> Tokens:
+        """Averages go by the class token's attention where one is read, else by size."""
+        if not self.merges:
+            return first(tokens, self.n, self.prefix)
+        importance = self.importance(tokens, incoming, block)
+        return join_first(tokens, incoming.k, self.n, self.prefix, importance)
 
 
 class Predicted(PerImage):

@@ -29,6 +29,12 @@ def start(x: Tensor, prefix: int, places: bool, sources: bool) -> Tokens:
     return Tokens(x, None, place, source)
 
 
+def sort_first(tokens: Tokens, order: Tensor, prefix: int) -> Tokens:
+    """Tokens that enter block 1 in the order of a static plan: order (p + N,), prefix tokens first."""
+    source = None if tokens.source is None else tokens.source.index_select(1, order[prefix:] - prefix)
+    return tokens._replace(x=tokens.x.index_select(1, order), source=source)
+
+
 def take(rows: Tensor, index: Tensor) -> Tensor:
     """Each image's own rows: (B, n, …), (B, m) → (B, m, …)."""
     if rows.ndim == 2:

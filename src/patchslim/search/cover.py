@@ -1,0 +1,96 @@
+"""Static patches for the others to join: nested sets of any size, block after block from the first."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from patchslim.hosts import Host
+from patchslim.scores import radial_scores, random_scores, uniform_scores
+from patchslim.scores.coverage import coverage_order
+from patchslim.search.config import Score
+from patchslim.search.effects import read_blocks
+from patchslim.search.features import Features
+from patchslim.slim.merge import unit_keys
+from patchslim.slim.predictor import as_fp32
+
+MOST_IMAGES = 128  # more say the same
+KEY_BYTES, PAIR_BYTES = 2**30, 2**28  # for keys of all blocks, and for the distances in one
+FLOOR = 1.0  # what a patch weighs that the class token does not attend to, beside 1 for the average; docs/decisions.md
+
+
+class Cover:
+    """Which patches stay in each block, whatever the counts: by how well they cover the others in the host's own
+    features, or by a fixed order of places."""
+
+    def __init__(self, host: Host, features: Features, score: Score | None, seed: int) -> None:
+        self.info, self.known = host.info, dict[tuple[int, tuple[int, ...]], list[int]]()
+        self.fixed = _fixed_order(host, score, seed)
+        if self.fixed is None:
+            self.keys, self.weights = _look(host, features)
+
+    def kept(self, counts: Sequence[int]) -> list[list[int]]:
+        """The patches of every block, (counts[l - 1] of them), in ascending order."""
+        alive, blocks = list(range(self.info.patches)), []
+        for layer, count in enumerate(counts, start=1):
+            if 0 < count < len(alive):
+                gone = self._order(layer, tuple(alive))[: len(alive) - count]
+                alive = sorted(set(alive) - set(gone))
+            blocks.append(alive if count else [])
+        return blocks
+
+    def _order(self, layer: int, alive: tuple[int, ...]) -> list[int]:
+        """In which order the patches that come into a block go."""
+        if self.fixed is not None:
+            left = set(alive)
+            return [patch for patch in self.fixed if patch in left]
+        if (layer, alive) not in self.known:
+            keys, weight = self.keys[layer - 1][:, list(alive)], self.weights[layer - 1][:, list(alive)]
+            order = coverage_order((1 - keys @ keys.transpose(1, 2)).square(), weight)
+            self.known[layer, alive] = [alive[place] for place in order]
+        return self.known[layer, alive]
+
+
+def _fixed_order(host: Host, score: Score | None, seed: int) -> list[int] | None:
+    """Places in the order in which they go, the least score first; None where images are asked."""
+    info = host.info
+    if score == "random":
+        scores = random_scores(info.patches, seed)
+    elif score == "radial":
+        scores = radial_scores(info.grid)
+    elif score == "uniform":
+        scores = uniform_scores(info.grid)
+    else:
+        return None
+    return scores.argsort(stable=True).tolist()
+
+
+@torch.no_grad()
+def _look(host: Host, features: Features) -> tuple[list[Tensor], list[Tensor]]:
+    """Keys of the host's patches at unit length (images, N, c), and what they weigh (images, N), by block."""
+    info = host.info
+    blocks = range(1, read_blocks(info) + 1)
+    channels = sum(info.blocks[layer - 1].attention_width for layer in blocks)
+    room = min(KEY_BYTES // (4 * info.patches * max(1, channels)), PAIR_BYTES // (4 * info.patches**2))
+    limit = max(1, min(MOST_IMAGES, room))
+    keys, weights = [], []
+    for layer in blocks:
+        block = host.blocks[layer - 1]
+        features.focus((layer - 1,))
+        own, heed, seen = [], [], 0
+        for (x,) in features.batches(layer - 1):
+            incoming = host.math.read(block, x[: limit - seen])
+            own.append(unit_keys(as_fp32(incoming.k), info.prefix_tokens))
+            weight = torch.full(own[-1].shape[:2], 1 + FLOOR, device=x.device)
+            if info.reads_class:
+                attention = host.math.class_attention(block, incoming, None)[:, info.prefix_tokens :]
+                weight = as_fp32(attention) * info.patches + FLOOR
+            heed.append(weight)
+            seen += len(own[-1])
+            if seen == limit:
+                break
+        keys.append(torch.cat(own))
+        weights.append(torch.cat(heed))
+    return keys, weights
