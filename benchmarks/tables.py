@@ -252,6 +252,23 @@ def trust_table() -> None:
     print()
 
 
+def cover_table() -> None:
+    """What becomes of static patches that leave, and which should stay (docs/decisions.md)."""
+    found = rows("cover_*.json")
+    own = next(row for row in found if row["score"] == "coverage" and "right" in row)
+    print("| which stay | the others | MACs | error | KL | same answer | top-1 | coverage less that |")
+    print("| --- " * 8 + "|")
+    for row in found:
+        name = f"random, draw {row['seed']}" if row["score"] == "random" else row["score"]
+        ways = {None: "drop", "own": "join the one they resemble most", "fixed": "merge in fixed groups"}
+        judged = f"{row['error']:.4f} | {row['kl']:.4f} | {row['agree']:.1f} %"
+        top1, less = ("", "") if "right" not in row else (f"{row['top1']:.2f}", "")
+        if top1 and row is not own:
+            less = difference(own["right"], row["right"], row["images"])
+        print(f"| {name} | {ways[row['groups']]} | {row['macs_ratio']:.3f} | {judged} | {top1} | {less} |")
+    print()
+
+
 def rate_table() -> None:
     """The learning rate of recovery, by held-out training images."""
     print("| learning rate | loss before | after | same answer as the host before | after |")
@@ -335,6 +352,7 @@ if __name__ == "__main__":
     thousand_comparison()
     one_rate_table()
     trust_table()
+    cover_table()
     rate_table()
     known_table()
     score_comparison()

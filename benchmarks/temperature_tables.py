@@ -124,6 +124,30 @@ def draws_table() -> None:
     print()
 
 
+def joined_table() -> None:
+    """Static patches that others join, and what they gain over static patches that drop, after the same recovery."""
+    own = by_seed(recoveries("static_merge_*.json"))
+    print("| seed | MACs | patches per block | before | points lost | after | points lost | KL, held-out | s |")
+    print("| --- " * 9 + "|")
+    for row in own:
+        counts = ", ".join(map(str, row["patches_per_block"]))
+        drops = f" (dropped in {', '.join(map(str, row['drops']))})" if row["drops"] else ""
+        kl = " → ".join(f"{row[f'held_out_kl_{when}']:.4f}" for when in ("before", "after"))
+        tops = [cell for when in ("before", "after") for cell in _top(row, when)]
+        cells = [str(row["seed"]), f"{row['macs_ratio']:.3f}", counts + drops, *tops, kl]
+        print("| " + " | ".join([*cells, f"{row['recovery_seconds']:.0f}"]) + " |")
+    print()
+    print("| static merge, less static drop by | before | after |")
+    print("| --- " * 3 + "|")
+    found = recoveries("random_draws_*.json")
+    for score in ("effect", "random", "radial", "attention", "uniform", "impact"):
+        others = [row for row in found if row["mode"] == f"static drop, {score}"] or recoveries("effect_draws_*.json")
+        words = [against(own, others, f"right_{when}") for when in ("before", "after")]
+        mean = f", mean of {len(others)} draws" if len(others) > 1 else ""
+        print(f"| {score}{mean} | {words[0]} | {words[1]} |")
+    print()
+
+
 def by_seed(found: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Rows in order of their seeds."""
     return sorted(found, key=lambda row: int(row["seed"]))
@@ -155,3 +179,4 @@ if __name__ == "__main__":
     plateau_table()
     default_table()
     draws_table()
+    joined_table()

@@ -28,13 +28,13 @@ BLOCK, READOUT = (0.002, 0.005, 0.01, 0.02, 0.05), (0.01, 0.02, 0.05, 0.1, 0.2)
 EPS_MODES: dict[str, tuple[dict[str, Any], Sequence[float]]] = {
     "impact, blocks tuned": ({"score": "impact", "tune_epochs": 3}, BLOCK),
     "impact": ({"score": "impact", "tune_epochs": 0}, BLOCK),
-    "effect": ({}, READOUT),
+    "effect": ({"removed": "drop"}, READOUT),
 }
 UNIFORM = "uniform"
 EVEN_MODES: dict[str, dict[str, Any]] = {
     f"impact, blocks tuned, ε = {DEFAULT_TOLERANCE:g}": {"score": "impact", "tolerance": DEFAULT_TOLERANCE},
     "impact": {"score": "impact", "tune_epochs": 0},
-    "effect": {},
+    "effect": {"removed": "drop"},
     "matched merge": {"select": "matched"},
 }
 

@@ -70,9 +70,8 @@ def choice_macs(
     if select == "static" and not merges:
         return 0
     if groups == "own":
-        return (
-            kept * gone * shape.attention_width + importance_macs(info, shape, patches) + merge_macs(shape, kept, gone)
-        )
+        likeness = kept * gone * shape.attention_width
+        return likeness + importance_macs(info, shape, patches) + merge_macs(shape, kept, gone)
     if select == "static":
         return kept * gone * shape.width  # constant weights; sizes are known beforehand
     total = predictor_macs(info, predictor, patches) if predictor is not None else 0

@@ -36,6 +36,14 @@ def test_the_patch_goes_whose_loss_leaves_the_least_uncovered(images: int, patch
     assert len(stay) == 1
 
 
+def test_the_first_that_go_are_those_of_the_whole_order() -> None:
+    distance, weight = drawn(2, 8, 3)
+    whole = coverage_order(distance, weight)
+    assert [coverage_order(distance, weight, most) for most in (0, 1, 4, 7, 99)] == [
+        whole[:most] for most in (0, 1, 4, 7, 99)
+    ]
+
+
 def test_a_single_patch_stays() -> None:
     assert coverage_order(torch.zeros(2, 1, 1), torch.ones(2, 1)) == []
 

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 
-def coverage_order(distance: Tensor, weight: Tensor) -> list[int]:
-    """The order in which patches go, all but the last one.
+def coverage_order(distance: Tensor, weight: Tensor, most: int | None = None) -> list[int]:
+    """The order in which patches go, all but the last one, or the first `most` of them.
 
     distance (B, t, t) between the patches of each image, squared or as one wants them to count; weight (B, t), what
     moving each costs. Sums run over all images: the order is the same for all of them.
@@ -22,7 +22,7 @@ def coverage_order(distance: Tensor, weight: Tensor) -> list[int]:
     patches = apart.shape[1]
     near, place = _two_nearest(apart)
     order: list[int] = []
-    for _ in range(patches - 1):
+    for _ in range(patches - 1 if most is None else min(most, patches - 1)):
         cost = (weight * near[..., 0]).sum(dim=0)  # of those that stay: what their own going would cost
         if order:
             gone = torch.tensor(order, device=apart.device)

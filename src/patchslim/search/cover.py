@@ -18,6 +18,7 @@ from patchslim.slim.predictor import as_fp32
 
 MOST_IMAGES = 128  # more say the same
 KEY_BYTES, PAIR_BYTES = 2**30, 2**28  # for keys of all blocks, and for the distances in one
+SPARE = 10  # a search soon asks for a few more to go: this part of all patches is put in order at once
 FLOOR = 1.0  # what a patch weighs that the class token does not attend to, beside 1 for the average; docs/decisions.md
 
 
@@ -36,21 +37,21 @@ class Cover:
         alive, blocks = list(range(self.info.patches)), []
         for layer, count in enumerate(counts, start=1):
             if 0 < count < len(alive):
-                gone = self._order(layer, tuple(alive))[: len(alive) - count]
-                alive = sorted(set(alive) - set(gone))
+                alive = sorted(set(alive) - set(self._gone(layer, tuple(alive), len(alive) - count)))
             blocks.append(alive if count else [])
         return blocks
 
-    def _order(self, layer: int, alive: tuple[int, ...]) -> list[int]:
-        """In which order the patches that come into a block go."""
+    def _gone(self, layer: int, alive: tuple[int, ...], count: int) -> list[int]:
+        """So many of the patches that come into a block, those that go first."""
         if self.fixed is not None:
             left = set(alive)
-            return [patch for patch in self.fixed if patch in left]
-        if (layer, alive) not in self.known:
+            return [patch for patch in self.fixed if patch in left][:count]
+        if len(self.known.get((layer, alive), [])) < count:
             keys, weight = self.keys[layer - 1][:, list(alive)], self.weights[layer - 1][:, list(alive)]
-            order = coverage_order((1 - keys @ keys.transpose(1, 2)).square(), weight)
+            spare = self.info.patches // SPARE
+            order = coverage_order((1 - keys @ keys.transpose(1, 2)).square(), weight, count + spare)
             self.known[layer, alive] = [alive[place] for place in order]
-        return self.known[layer, alive]
+        return self.known[layer, alive][:count]
 
 
 def _fixed_order(host: Host, score: Score | None, seed: int) -> list[int] | None:

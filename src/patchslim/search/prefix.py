@@ -1,5 +1,5 @@
 """Candidates of a search often agree in their first blocks; what leaves those is kept, within a bound, and not computed
-again. Where images choose or group for themselves, what leaves a block depends on the counts up to it and on none after.
+again. Where images choose or group for themselves, what leaves a block depends on the counts up to it and on no other.
 """
 
 from __future__ import annotations
