@@ -1,43 +1,77 @@
-"""What the README and the docs print is real: commands parse, Python runs, files exist, numbers are in results/."""
+"""What the README and the docs print is real: commands parse, Python runs, links lead somewhere, numbers are measured."""
 
 import json
+import os
 import re
-import runpy
 import shlex
+import shutil
 import subprocess
+import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import timm
 import torch
 
 import patchslim as ps
+from patchslim import methods
 from patchslim.cli.main import app
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
+USER_PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [*USER_PAGES, ROOT / "CHANGELOG.md", *sorted((ROOT / "docs" / "notebook").glob("*.md"))]
 
 
-def code(language: str) -> list[str]:
-    """The README's code blocks of a language."""
-    return re.findall(rf"```{language}\n(.*?)```", README, flags=re.S)
+def code(page: Path, language: str) -> list[str]:
+    """A page's code blocks of a language."""
+    return re.findall(rf"```{language}\n(.*?)```", page.read_text(encoding="utf-8"), flags=re.S)
 
 
-def test_links_lead_somewhere() -> None:
-    pages = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md")]
-    for page in pages:
-        for target in re.findall(r"\]\((?!http)([^)#]+)\)", page.read_text(encoding="utf-8")):
-            assert (page.parent / target).exists(), f"{page.name}: {target}"
+def commands(page: Path) -> Iterator[list[str]]:
+    """The words of every `patchslim …` that a page's shell blocks run."""
+    text = "\n".join(code(page, "bash")).replace("\\\n", " ")
+    for line in text.splitlines():
+        if line.startswith("patchslim "):
+            yield shlex.split(line, comments=True)
 
 
-def test_commands_name_real_options(capsys: pytest.CaptureFixture[str]) -> None:
-    text = "\n".join(code("bash")).replace("\\\n", " ")
-    commands = [shlex.split(line, comments=True) for line in text.splitlines() if line.startswith("patchslim ")]
-    assert {words[1] for words in commands} >= {"inspect", "slim", "finetune", "eval", "bench"}
-    for words in commands:
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_lead_somewhere(page: Path) -> None:
+    for target in re.findall(r"\]\((?!http)([^)\s]+)\)", page.read_text(encoding="utf-8")):
+        name, _, heading = target.partition("#")
+        other = page.parent / name if name else page
+        assert other.exists(), target
+        if heading:
+            lines = re.findall(r"^#+ (.*)$", other.read_text(encoding="utf-8"), flags=re.M)
+            assert heading in {re.sub(r"[^\w\- ]", "", line.lower()).replace(" ", "-") for line in lines}, target
+
+
+@pytest.mark.parametrize("page", USER_PAGES, ids=lambda page: page.name)
+def test_commands_name_real_options(page: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for words in commands(page):
         app([words[1], "--help"], standalone_mode=False)
         shown = capsys.readouterr().out
         assert all(word in shown for word in words if word.startswith("--")), words
+        for option, value in zip(words, words[1:], strict=False):
+            if option == "--method":
+                settings = dict(word.split("=") for word in words if re.fullmatch(r"[a-z_]+=\S+", word))
+                assert methods.make(value, settings)
+            if option == "--methods":
+                assert set(value.split(",")) <= set(methods.names())
+
+
+def test_the_readme_shows_every_command_that_slimming_needs() -> None:
+    assert {words[1] for words in commands(ROOT / "README.md")} >= {"inspect", "slim", "finetune", "eval", "bench"}
+
+
+def test_the_readme_is_short() -> None:
+    assert len(README.splitlines()) <= 200
+    prose = re.sub(r"```.*?```", "", README, flags=re.S)
+    for paragraph in re.split(r"\n\s*\n", prose):
+        assert paragraph.startswith(("|", "- ")) or len(paragraph.splitlines()) <= 4, paragraph
 
 
 def test_make_targets_exist() -> None:
@@ -47,82 +81,86 @@ def test_make_targets_exist() -> None:
 
 
 def test_python_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The README's own code, on a small model and the digits."""
-    blocks = code("python")
-    assert len(blocks) == 4
+    """The README's own code, on the bundled model and the digits."""
+    blocks = code(ROOT / "README.md", "python")
+    assert len(blocks) == 3
     model = timm.create_model("digits_vit", pretrained=True).eval()
     monkeypatch.setattr(timm, "create_model", lambda *args, **kwargs: model)
     monkeypatch.chdir(tmp_path)
-    small = "SearchConfig(tune_epochs=0, "
-    scope: dict[str, object] = {}
+    scope: dict[str, Any] = {}
     for block in blocks:
         block = block.replace("my_images/", "digits").replace("=256", "=16").replace("epochs=10", "epochs=1")
-        exec(block.replace("SearchConfig(", small), scope)
-    assert isinstance(scope["tokens"], list)
-    slim = scope["slim"]
-    assert isinstance(slim, torch.nn.Module)
-    assert ps.count_macs(slim) < ps.count_macs(model)
+        exec(block, scope)
+    assert [tuple(tokens.shape)[::2] for tokens in scope["tokens"]] == [(8, 64)] * len(scope["tokens"])
+    assert isinstance(scope["slim"], torch.nn.Module)
+    assert type(scope["slim"]) is type(model)
+    assert ps.count_macs(scope["slim"]) < ps.count_macs(model)
     assert (tmp_path / "runs" / "deit_ti" / "plan.json").exists()
 
 
-def measured(pattern: str, *names: str) -> set[tuple[str, ...]]:
-    """(mode, MAC ratio, and some percentages) of all rows of raw files."""
-    found = set()
-    for path in (ROOT / "results").glob(pattern):
-        for row in json.loads(path.read_text())["rows"]:
-            numbers = (f"{row[name]:.2f}" for name in names)
-            found.add((row["mode"], f"{row['target_macs']:g}", *numbers))
+def test_every_method_is_described() -> None:
+    """docs/methods.md names every method of the package, and its settings with their defaults."""
+    page = (ROOT / "docs" / "methods.md").read_text(encoding="utf-8")
+    for name in methods.names():
+        assert f"`{name}`" in page, name
+    for name in ("merge", "cover", "drop", "predict", "ps", "dps"):
+        section = re.search(rf"^### `{name}`.*?(?=^##)", page, flags=re.S | re.M)
+        assert section, name
+        shown = dict(re.findall(r"^\| `(\w+)` \| ([^|]+?) \|", section[0], flags=re.M))
+        method = methods.make(name, {})
+        settings = {key: str(value).lower() for key, value in vars(method).items()}
+        assert {key: value.strip("`") for key, value in shown.items()} == settings, name
+
+
+def rows() -> Iterator[dict[str, Any]]:
+    """Every row of every raw file."""
+    for path in sorted((ROOT / "results").glob("*.json")):
+        yield from json.loads(path.read_text(encoding="utf-8")).get("rows", [])
+
+
+def measured(model: str, method: str, blocks_none: bool) -> set[str]:
+    """All that was measured of a method, as the README writes it."""
+    found: set[str] = set()
+    for row in rows():
+        if row.get("model") != model or row.get("method") != method:
+            continue
+        blocks = row.get("settings", {}).get("blocks", 3)
+        if method == "merge" and (blocks in (None, "none")) != blocks_none:
+            continue
+        formats = {"macs_ratio": ".3f", "top1": ".2f", "top1_low": ".2f", "top1_high": ".2f"}
+        found |= {format(row[key], how) for key, how in formats.items() if row.get(key) is not None}
+        if row.get("images_per_second") is not None:
+            found.add(f"{row['images_per_second']:,.0f}")
     return found
 
 
-def test_the_accuracy_table_is_what_was_measured() -> None:
-    """Every row of the README has all seeds of its raw files, before and after recovery."""
-    found: dict[tuple[str, str], list[tuple[str, str]]] = {}
-    newer = ("distances_recovered_*.json", "default_recovery_*.json", "temperature_4_deit_*.json")
-    for files in (*newer, "static_merge_*.json", "effect_draws_*.json", "random_draws_*.json"):
-        own: dict[tuple[str, str], list[tuple[str, str]]] = {}
-        for mode, ratio, before, after in measured(files, "top1_before", "top1_after"):
-            name = (
-                f"{mode}, keys" if mode == "matched merge" and files != newer[0] else mode.removesuffix(", own groups")
-            )
-            own.setdefault((name, ratio), []).append((before, after))
-        found = own | found  # a file before has the newer rows
-    name, numbers = r"((?:matched|predicted|static) [a-z, ]*?)", r"([\d., ]+)"
-    row = rf"^\| {name} \| −(\d\d) % \| {numbers} \| {numbers} \|.*--target-macs (0\.\d+)"
-    shown = re.findall(row, README, flags=re.M)
-    assert len(shown) == 8
-    for mode, fewer, before, after, ratio in shown:
-        assert int(fewer) == round(100 * (1 - float(ratio)))
-        starts, ends = before.split(", "), after.split(", ")
-        starts = starts * len(ends) if len(starts) == 1 else starts
-        assert set(zip(starts, ends, strict=True)) == set(found[mode, ratio])
+def test_the_results_table_is_what_was_measured() -> None:
+    """Accuracy, MACs and images per second of the README are in results/."""
+    section = README[README.index("## Results") : README.index("## Which models")]
+    lines = re.findall(r"^\| (host|`\w+`)(, `blocks=none`)? \|(.*)\|$", section, flags=re.M)
+    assert len(lines) >= 5
+    for name, none, cells in lines:
+        known = measured("deit_tiny_patch16_224", name.strip("`"), bool(none)) | {"1"}
+        columns = cells.split("|")[:6]  # the last one, minutes of a search, is told by the run itself
+        shown = [number for cell in columns for number in re.findall(r"\d[\d,.]*\d|\d+", re.sub(r"[\d.]+×", "", cell))]
+        assert [number for number in shown if number not in known] == [], name
 
 
-def test_the_tables_in_the_docs_are_the_raw_files(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
-    tables = runpy.run_path(str(ROOT / "benchmarks" / "tables.py"))
-    for name in ("mode_table", "rank_table", "threshold_table", "merge_table", "known_table"):
-        tables[name]()
-    for name in ("recovery_table", "long_table", "one_rate_table", "trust_table", "rate_table", "score_comparison"):
-        tables[name]()
-    for name in ("thousand_table", "thousand_comparison", "step_table", "cover_table"):
-        tables[name]()
-    for name in ("score_table", "tolerance_table", "stale_table", "speed_table"):
-        tables[name]()
-    runpy.run_path(str(ROOT / "benchmarks" / "export_tables.py"))["export_table"]()
-    newer = runpy.run_path(str(ROOT / "benchmarks" / "temperature_tables.py"))
-    for name in (
-        "temperature_table",
-        "settings_table",
-        "plateau_table",
-        "default_table",
-        "draws_table",
-        "joined_table",
-    ):
-        newer[name]()
-    page = "".join((ROOT / "docs" / name).read_text(encoding="utf-8") for name in ("results.md", "decisions.md"))
-    shown = [line for line in capsys.readouterr().out.splitlines() if line]
-    assert len(shown) > 20
-    assert [line for line in shown if line not in page] == []
+def test_the_walk_through_runs(tmp_path: Path) -> None:
+    """docs/adding_a_way_to_slim.md: its two files and its test, put into a copy of the package, pass."""
+    page = ROOT / "docs" / "adding_a_way_to_slim.md"
+    files = re.findall(r"^`([\w/]+\.py)`\n\n```python\n(.*?)```", page.read_text(encoding="utf-8"), flags=re.S | re.M)
+    assert len(files) == 3
+    shutil.copytree(Path(ps.__file__).parent, tmp_path / "src" / "patchslim")
+    for name, text in files:
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text, encoding="utf-8")
+    test = next(name for name, _ in files if name.startswith("tests/"))
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", test],
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": str(tmp_path / "src")},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
