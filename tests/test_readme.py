@@ -1,4 +1,4 @@
-"""What the README and the docs print is real: commands parse, Python runs, links lead somewhere, numbers are measured."""
+"""What the docs print is real: commands parse, Python runs, links lead somewhere, numbers are in results/."""
 
 import json
 import os
@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -55,7 +56,7 @@ def test_commands_name_real_options(page: Path, capsys: pytest.CaptureFixture[st
         app([words[1], "--help"], standalone_mode=False)
         shown = capsys.readouterr().out
         assert all(word in shown for word in words if word.startswith("--")), words
-        for option, value in zip(words, words[1:], strict=False):
+        for option, value in pairwise(words):
             if option == "--method":
                 settings = dict(word.split("=") for word in words if re.fullmatch(r"[a-z_]+=\S+", word))
                 assert methods.make(value, settings)
