@@ -165,3 +165,18 @@ def test_the_walk_through_runs(tmp_path: Path) -> None:
         text=True,
     )
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_every_equation_leads_to_its_function() -> None:
+    """docs/paper_to_code.md: the files it names exist and define what it names in them."""
+    page = (ROOT / "docs" / "paper_to_code.md").read_text(encoding="utf-8")
+    spans = [span for span in re.findall(r"`([^`]+)`", page) if re.match(r"[\w/]+(\.py|/)(: |$)", span)]
+    assert len(spans) > 30
+    for span in spans:
+        name, _, functions = span.partition(": ")
+        path = ROOT / "src" / "patchslim" / name
+        assert path.exists(), span
+        text = path.read_text(encoding="utf-8") if functions else ""
+        for function in functions.split(", ") if functions else []:
+            *_, last = function.split(".")
+            assert re.search(rf"(def|class) {last}\b", text), span
