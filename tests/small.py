@@ -13,10 +13,15 @@ from torch import Tensor, nn
 import patchslim as ps
 from patchslim.hosts import open_host
 from patchslim.models import LVViT, T2TViT
-from patchslim.plan import DistanceSpec, PredictorSpec, SlimPlan, build_plan, make_plan
-from patchslim.slim.assemble import name_choosers
-from patchslim.slim.chooser import DISTANCE, chooser_fingerprint, make_distance
-from patchslim.slim.predictor import make_predictor
+from patchslim.plan import SlimPlan, make_plan, static_plan
+from patchslim.search.threshold import with_thresholds
+from patchslim.slim.assemble import fingerprint, own_weights
+from patchslim.steps import Step
+from patchslim.steps.keep import Keep
+from patchslim.steps.merge import Merge, make_distance
+from patchslim.steps.predict import Predict
+from patchslim.steps.selector import make_selector
+from patchslim.steps.slice import Slice
 
 SMALL: dict[str, Any] = {
     "img_size": 32,
@@ -90,113 +95,110 @@ def nested(draw: st.DrawFn, patches: int = 16, depth: int = 4) -> list[list[int]
 
 
 PYRAMID = [[1, 3, 4, 7, 8, 11, 14], [3, 7, 8, 14], [7, 8, 14], [7]]
+COUNTS = [13, 9, 6, 3]
+CHANNELS = 4
 
 
-def plan_of(model: nn.Module, kept: list[list[int]], removed: Any = "drop") -> SlimPlan:
-    """A plan from patch lists, with the one patch that pooled readouts need."""
-    info = ps.inspect(model)
-    if info.reads_patches:
-        kept = [sorted({0, *block}) for block in kept]
-    return make_plan(info, kept, removed)
+def lists_for(model: nn.Module, kept: list[list[int]]) -> list[list[int]]:
+    """Patch lists with the one patch that pooled readouts need."""
+    return [sorted({0, *block}) for block in kept] if ps.inspect(model).reads_patches else kept
 
 
-def slim_of(kind: str = "class", removed: Any = "drop") -> tuple[nn.Module, Any]:
+def plan_of(model: nn.Module, kept: list[list[int]], step: Any = "slice") -> SlimPlan:
+    """A static plan from patch lists."""
+    return static_plan(ps.inspect(model), lists_for(model, kept), step)
+
+
+def slim_of(kind: str = "class", step: Any = "slice") -> tuple[nn.Module, nn.Module]:
     """A small host and its slim model."""
     model = make_host(kind)
-    return model, ps.apply(model, plan_of(model, PYRAMID, removed))
+    return model, ps.apply(model, plan_of(model, PYRAMID, step))
 
 
-COUNTS = [13, 9, 6, 3]
+def cover_plan(model: nn.Module, kept: list[list[int]] | None = None, drops: tuple[int, ...] = ()) -> SlimPlan:
+    """Static patches that the others join; where only the prefix is read, the last block computes none."""
+    lists = lists_for(model, kept or PYRAMID)
+    return static_plan(ps.inspect(model), lists if ps.inspect(model).reads_patches else [*lists[:-1], []], "cover", drops)
 
 
-def predictors_of(
-    model: nn.Module, layers: list[int], kind: Any = "mlp", seed: int = 3, spread: float = 2.0
-) -> dict[str, Tensor]:
-    """Untrained G for some blocks, under the host's names, far enough from constant to choose differently per image."""
-    torch.manual_seed(seed)
-    host = open_host(model)
-    made = {layer: make_predictor(host.info, kind, 4) for layer in layers}
-    for predictor in made.values():
-        for parameter in predictor.parameters():
-            nn.init.normal_(parameter, std=spread)
-    return name_choosers(host, made)
+def with_parts(model: nn.Module, plan: SlimPlan, parts: dict[int, nn.Module]) -> tuple[SlimPlan, dict[str, Tensor]]:
+    """The plan with the fingerprint of what its steps own, and these weights."""
+    weights = own_weights(open_host(model), plan, parts)
+    return plan.with_(weights=fingerprint(weights)), weights
 
 
-def distances_of(model: nn.Module, layers: list[int], channels: int, seed: int = 4) -> dict[str, Tensor]:
-    """Distances of nobody's making for some blocks, under the host's names."""
-    torch.manual_seed(seed)
-    host = open_host(model)
-    return name_choosers(host, {layer: make_distance(host.info.width, channels) for layer in layers}, DISTANCE)
-
-
-def per_image_plan(
-    model: nn.Module,
-    select: Any,
-    removed: Any = "drop",
-    counts: list[int] | None = None,
-    *,
-    kind: Any = "mlp",
-    thresholds: list[float] | None = None,
-    drops: list[int] | None = None,
-    channels: int | None = None,
-    spread: float = 2.0,
-) -> tuple[SlimPlan, dict[str, Tensor]]:
-    """A plan by which images choose for themselves, and the weights it needs."""
-    info = ps.inspect(model)
+def steps_for(model: nn.Module, make: Any, counts: list[int] | None = None) -> list[Step]:
+    """Steps for counts: `make(count, layer)` where some patches stay and others go."""
+    info, entering, steps = ps.inspect(model), ps.inspect(model).patches, list[Step]()
     counts = list(counts or COUNTS)
     if not info.reads_patches:
         counts[-1] = 0
-    fields: dict[str, Any] = {"select": select, "removed": removed, "patches_per_block": counts, "drops": drops or []}
-    if select == "matched":
-        plan = build_plan(info, **fields)
-        if channels is None:
-            return plan, {}
-        weights = distances_of(model, plan.choosing, channels)
-        distance = DistanceSpec(channels=channels, weights=chooser_fingerprint(weights))
-        return build_plan(info, **fields, distance=distance), weights
-    spec = PredictorSpec(
-        kind=kind,
-        hidden=4,
-        mode="top-k" if thresholds is None else "threshold",
-        thresholds=thresholds,
-        average_macs=None if thresholds is None else 0,
-        weights="",
+    for layer, count in enumerate(counts, start=1):
+        steps.append(Keep() if count == entering else Slice(n=0) if count == 0 else make(count, layer))
+        entering = count
+    return steps
+
+
+def merging(
+    model: nn.Module, counts: list[int] | None = None, drops: tuple[int, ...] = (), seed: int = 4
+) -> tuple[SlimPlan, dict[str, Tensor]]:
+    """Each image merges its own patches, by distances of nobody's making."""
+    plan = make_plan(
+        ps.inspect(model),
+        steps_for(model, lambda n, layer: Merge(n=n, channels=CHANNELS, drop=layer in drops), counts),
     )
-    layers = build_plan(info, **fields, predictor=spec).choosing
-    weights = predictors_of(model, layers, kind, spread=spread)
-    spec = spec.model_copy(update={"weights": chooser_fingerprint(weights)})
-    return build_plan(info, **fields, predictor=spec), weights
+    torch.manual_seed(seed)
+    return with_parts(model, plan, {layer: make_distance(24, CHANNELS) for layer in plan.choosing})
 
 
-def merge_plan(model: nn.Module, kept: list[list[int]] | None = None) -> SlimPlan:
-    """Fixed groups: every removed patch joins the kept one nearest by number, each fifth one is dropped."""
-    base = plan_of(model, kept or PYRAMID)
-    alive, into = set(range(base.host.patches)), [-1] * base.host.patches
-    for block in base.kept:
-        for patch in alive - set(block):
-            if block and patch % 5:
-                into[patch] = min(block, key=lambda other: (abs(other - patch), other))
-        alive = set(block)
-    return build_plan(ps.inspect(model), removed="merge", kept=base.kept, into=into)
+def predicting(
+    model: nn.Module,
+    merge: bool = False,
+    counts: list[int] | None = None,
+    *,
+    selector: Any = "mlp",
+    thresholds: list[float] | None = None,
+    drops: tuple[int, ...] = (),
+    spread: float = 2.0,
+    seed: int = 3,
+) -> tuple[SlimPlan, dict[str, Tensor]]:
+    """Each image's own patches by untrained G, far enough from constant to choose differently per image."""
+    info = ps.inspect(model)
+    hidden = 0 if selector == "pool" else 4
+
+    def step(n: int, layer: int) -> Step:
+        return Predict(n=n, merge=merge and layer not in drops, selector=selector, hidden=hidden)
+
+    plan = make_plan(info, steps_for(model, step, counts))
+    if thresholds is not None:
+        plan = with_thresholds(plan, selector, hidden)
+        steps = [
+            own.model_copy(update={"above": above}) if getattr(own, "above", None) is not None else own
+            for own, above in zip(plan.steps, thresholds, strict=True)
+        ]
+        plan = plan.with_(steps=steps)
+    torch.manual_seed(seed)
+    layers = [layer for layer, own in enumerate(plan.steps, start=1) if own.kind in ("predict", "threshold")]
+    parts: dict[int, nn.Module] = {layer: make_selector(info, selector, hidden) for layer in layers}
+    for part in parts.values():
+        for parameter in part.parameters():
+            nn.init.normal_(parameter, std=spread)
+        part.requires_grad_(False)
+    return with_parts(model, plan, parts)
 
 
-def own_plan(model: nn.Module, kept: list[list[int]] | None = None, drops: list[int] | None = None) -> SlimPlan:
-    """Static merge in which every image groups patches for itself."""
-    base = plan_of(model, kept or PYRAMID)
-    return build_plan(ps.inspect(model), removed="merge", kept=base.kept, drops=drops or [])
-
-
-WAYS = ("drop", "carry", "static merge", "fixed groups", "matched", "predicted", "threshold")
+WAYS = ("drop", "carry", "cover", "merge", "merge dropping", "predict", "predict merging", "threshold")
+THRESHOLDS = [-3.0, -2.0, -1.0, 0.0]
 
 
 def plan_for(model: nn.Module, way: str) -> tuple[SlimPlan, dict[str, Tensor]]:
     """A plan of each way of slimming, and the weights it needs."""
     if way in ("drop", "carry"):
-        return plan_of(model, PYRAMID, way), {}
-    if way == "static merge":
-        return own_plan(model), {}
-    if way == "fixed groups":
-        return merge_plan(model), {}
+        return plan_of(model, PYRAMID, "slice" if way == "drop" else "carry"), {}
+    if way == "cover":
+        return cover_plan(model), {}
     if way == "threshold":
-        return per_image_plan(model, "predicted", thresholds=[-3.0, -2.0, -1.0, 0.0])
-    return per_image_plan(model, way, "merge")
+        return predicting(model, thresholds=THRESHOLDS)
+    if way.startswith("merge"):
+        return merging(model, drops=(2,) if "dropping" in way else ())
+    return predicting(model, merge="merging" in way, spread=0.5)

@@ -2,14 +2,42 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Any
+
 from torch import Tensor, nn
 
+from patchslim.cache import Cache
 from patchslim.data import ImageSource
-from patchslim.search import SearchConfig, search
-from patchslim.slim import apply
+from patchslim.events import Listener, silent
+from patchslim.methods import DEFAULT, Task, fit, make, model_of
+from patchslim.search import Target
 
 
-def slim(model: nn.Module, images: ImageSource | Tensor, config: SearchConfig | None = None) -> nn.Module:
-    """A slim model from a pretrained one and unlabelled images; the given model is left as it was."""
-    plan, tuned = search(model, images, config)
-    return apply(model, plan, tuned)
+def slim(
+    model: nn.Module,
+    images: ImageSource | Tensor,
+    method: Any = DEFAULT,
+    *,
+    macs: float | None = None,
+    speedup: float | None = None,
+    tolerance: float | None = None,
+    batch_size: int = 32,
+    memory_gib: float = 2.0,
+    seed: int = 0,
+    cache: str | Path | None = None,
+    progress: Listener = silent,
+) -> nn.Module:
+    """A slim model from a pretrained one and unlabelled images; the given model is left as it was.
+
+    `method` is a name, or an object such as `ps.methods.PS(tune_epochs=3)`. Give `macs` (what to keep, over the host's),
+    `speedup` (on the model's device, for batches of `batch_size`) or `tolerance` (relative error of what the head reads).
+    Given a `cache` folder, everything found out is kept there, and a search that finds one goes on from it.
+    """
+    chosen = make(method) if isinstance(method, str) else method
+    target = Target(tolerance, macs, speedup, batch_size)
+    kept = Cache(None if cache is None else Path(cache))
+    task = Task.of(
+        model, images, target, seed=seed, batch_size=batch_size, memory_gib=memory_gib, cache=kept, progress=progress
+    )
+    return model_of(fit(chosen, task), model)

@@ -29,6 +29,10 @@ class BudgetError(PatchslimError):
     """The tolerance or MAC ratio can't be met; the message says what can."""
 
 
+class MethodError(PatchslimError):
+    """There is no such method or setting, or a method from outside failed."""
+
+
 class RecoverError(PatchslimError):
     """The recovery can't be done as asked."""
 

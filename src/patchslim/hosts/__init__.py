@@ -1,19 +1,27 @@
 """Host families. `open_host` finds the one a model belongs to, or says why there is none."""
 
 from patchslim.hosts.base import BlockShape, Host, HostInfo, Readout
-from patchslim.hosts.find import classifiers_of, inspect, open_host, open_slim, rebuild_host
+from patchslim.hosts.block import BlockMath, BlockNames, ClassQuery, Incoming
+from patchslim.hosts.find import classifiers_of, inspect, open_host, open_slim, rebuild_host, spec_of
 from patchslim.hosts.hf_data import hf_data_settings
 from patchslim.hosts.hf_open import open_hf
 from patchslim.hosts.hf_vit import answer_of
+from patchslim.hosts.shells import Shell, as_host, shell, whole
 from patchslim.hosts.split_qkv import split_qkv_
 from patchslim.hosts.timm_embed import with_matmul_embed
 
 __all__ = [
+    "BlockMath",
+    "BlockNames",
     "BlockShape",
+    "ClassQuery",
     "Host",
     "HostInfo",
+    "Incoming",
     "Readout",
+    "Shell",
     "answer_of",
+    "as_host",
     "classifiers_of",
     "hf_data_settings",
     "inspect",
@@ -21,6 +29,9 @@ __all__ = [
     "open_host",
     "open_slim",
     "rebuild_host",
+    "shell",
+    "spec_of",
     "split_qkv_",
+    "whole",
     "with_matmul_embed",
 ]

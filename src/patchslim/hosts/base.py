@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
+from typing import Any, Literal, Protocol, runtime_checkable
 
 from torch import Tensor, nn
 
-from patchslim.hosts.attention import Mix
+from patchslim.hosts.block import BlockMath
 
 Readout = Literal["class", "class+distillation", "class+auxiliary", "class+mean", "mean", "attention-pool"]
 # Those that read patches of the last block.
@@ -69,57 +69,6 @@ class HostInfo:
             f"prefix tokens {self.prefix_tokens}, patches {self.patches} ({self.grid[0]}×{self.grid[1]} of "
             f"{height}×{width} pixels), readout {self.readout}, classes {self.classes}"
         )
-
-
-class Incoming(NamedTuple):
-    """A block's input, normalised and projected: x and y = LN1(x) (B, n_in, d), k and v (B, H, n_in, d_h); queries
-    likewise where they come for nothing."""
-
-    x: Tensor
-    y: Tensor
-    k: Tensor
-    v: Tensor
-    q: Tensor | None = None
-
-
-class ClassQuery(NamedTuple):
-    """The first token's question to all: q (B, H, 1, d_h), and what products with keys are scaled by."""
-
-    q: Tensor
-    scale: float
-
-
-class BlockMath(Protocol):
-    """How to compute with the parts of a family's blocks, for some of the tokens. Stateless."""
-
-    def run(self, block: nn.Module, x: Tensor, n: int, carry: bool = False) -> Tensor:
-        """Queries from the first `n` tokens, keys and values from all (paper, Eq. 2).
-
-        x (B, n_in, d) → (B, n, d), or (B, n_in, d) when the others are carried along unchanged.
-        """
-
-    def read(self, block: nn.Module, x: Tensor) -> Incoming:
-        """What a block knows of its input before it computes anything: x (B, n_in, d)."""
-
-    def compute(
-        self, block: nn.Module, kept: Tensor, incoming: Incoming, mix: Mix, normed: Tensor | None = None
-    ) -> Tensor:
-        """Queries from `kept` (B, n, d), keys and values from `incoming` → (B, n, d). LN1(kept) may be known."""
-
-    def first_norm(self, block: nn.Module) -> nn.Module:
-        """LN1."""
-
-    def class_query(self, block: nn.Module, incoming: Incoming) -> ClassQuery:
-        """What the first token looks for."""
-
-    def attend(self, block: nn.Module, x: Tensor, mix: Mix) -> Tensor:
-        """The first half of a block, attention and its shortcut, for every token: (B, n, d) → (B, n, d)."""
-
-    def feed(self, block: nn.Module, x: Tensor) -> Tensor:
-        """The second half, MLP and its shortcut: (B, n, d) → (B, n, d)."""
-
-    def class_attention(self, block: nn.Module, incoming: Incoming, size: Tensor | None) -> Tensor:
-        """How the first token attends to all, averaged over heads: (B, n_in), rows sum to 1."""
 
 
 class Host(Protocol):

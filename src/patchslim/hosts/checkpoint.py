@@ -67,7 +67,7 @@ def _weights(path: Path, found: Any) -> dict[str, Tensor]:
     tensors = {str(name): value.detach() for name, value in named.items() if isinstance(value, Tensor)}
     if not tensors:
         raise CheckpointError(f"{path} holds no weights: there is no state dict in it.")
-    return clean_state_dict(tensors)  # type: ignore[no-any-return]
+    return clean_state_dict(tensors)
 
 
 def _is_dict(value: Any) -> bool:

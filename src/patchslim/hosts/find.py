@@ -12,6 +12,7 @@ from patchslim.hosts.base import Host, HostInfo
 from patchslim.hosts.hf_parts import LIBRARY, hf_class
 from patchslim.hosts.hf_spec import rebuild_hf
 from patchslim.hosts.hf_vit import HFViT
+from patchslim.hosts.shells import is_slim_block
 from patchslim.hosts.stem_spec import STEM_MODELS, rebuild_stem
 from patchslim.hosts.stem_vit import StemHost
 from patchslim.hosts.timm_spec import rebuild
@@ -24,8 +25,11 @@ def open_host(model: nn.Module) -> Host:
     return _family(model)(model)
 
 
-def open_slim(model: nn.Module, info: HostInfo) -> Host:
-    """A slim model seen as the host it was made from: the same embedding and head around other blocks."""
+def open_slim(model: nn.Module, info: HostInfo | None = None) -> Host:
+    """A slim model seen as the host it was made from: the same embedding and head around other blocks.
+
+    Nothing is checked. `info` is read off the model where it is not given.
+    """
     return _family(model).around(model, info)
 
 
@@ -41,15 +45,26 @@ def _family(model: nn.Module) -> type[HFViT] | type[StemHost] | type[TimmViT]:
 
 
 def inspect(model: nn.Module) -> HostInfo:
-    """Depth, width, heads, prefix tokens, patches and readout; UnsupportedModel says why not."""
-    return open_host(model).info
+    """Depth, width, heads, prefix tokens, patches and readout, of a slim model its host's; UnsupportedModel says why
+    not."""
+    return _seen(model).info
+
+
+def spec_of(model: nn.Module) -> Mapping[str, Any]:
+    """JSON-able settings of a host, or of a slim model's host, from which `rebuild_host` makes it again."""
+    return _seen(model).spec()
+
+
+def _seen(model: nn.Module) -> Host:
+    """A host, checked, or a slim model seen as its host."""
+    return open_slim(model) if any(map(is_slim_block, model.modules())) else open_host(model)
 
 
 def rebuild_host(spec: Mapping[str, Any]) -> nn.Module:
     """The host of a run folder, with fresh weights."""
     try:
         if spec.get("library") == LIBRARY:
-            return rebuild_hf(spec)  # type: ignore[no-any-return]
+            return rebuild_hf(spec)
         return rebuild_stem(spec) if spec["class"] in STEM_MODELS else rebuild(spec)
     except UnsupportedModel:
         raise

@@ -8,6 +8,7 @@ from torch import nn
 
 from patchslim.errors import UnsupportedModel
 from patchslim.hosts.hf_parts import KINDS, OLDEST, OPENED_AS, hf_class, kind_of, part, tower_of
+from patchslim.hosts.projections import SeparateQkv
 
 SUPPORTED = "ViT, DeiT, DINOv2 (also with registers) and the vision towers of CLIP and SigLIP are supported"
 
@@ -37,15 +38,17 @@ def check_hf(model: Any) -> None:
 def _check_parts(model: Any) -> None:
     kind, tower = kind_of(model), tower_of(model)
     family, names = kind.family, kind.family.names
+    own = names.attention
+    assert isinstance(own, SeparateQkv)
     for index, block in enumerate(part(tower, family.blocks)):
         if type(block).__name__ != family.layer:
             raise _refuse(index, f"is a {type(block).__name__}", f"not a {family.layer}")
         attn = getattr(block, names.attn)
-        for own in (attn.q_proj, attn.k_proj, attn.v_proj, getattr(attn, names.out)):
-            if type(own) is not nn.Linear:
-                raise _refuse(index, f"has a {type(own).__name__} in its attention", "it has to be a plain Linear")
-        for own in (names.heads, names.scale, names.dropout):
-            getattr(attn, own)
+        for layer in (attn.q_proj, attn.k_proj, attn.v_proj, getattr(attn, own.out)):
+            if type(layer) is not nn.Linear:
+                raise _refuse(index, f"has a {type(layer).__name__} in its attention", "it has to be a plain Linear")
+        for setting in (own.heads, own.scale_name, own.dropout_name):
+            getattr(attn, setting)
         for norm in (names.norm1, names.norm2):
             if type(getattr(block, norm)) is not nn.LayerNorm:
                 raise _refuse(index, f"has a {type(getattr(block, norm)).__name__}", "it has to be a plain LayerNorm")

@@ -57,7 +57,7 @@ def open_hf(name: str | Path, img_size: int | None = None) -> nn.Module:
         model = _loaded(cls, source, local, **settings)
         given = _preprocessor(found, source, local)
     model.pretrained_cfg = preparation(model, given, img_size)
-    return model.eval()  # type: ignore[no-any-return]
+    return model.eval()
 
 
 def _class_of(found: Any, source: str, local: bool) -> tuple[Any, dict[str, Any]]:

@@ -11,24 +11,11 @@ from torch import nn
 
 from patchslim.errors import UnsupportedModel
 from patchslim.hosts.base import Readout
+from patchslim.hosts.block import BlockNames
+from patchslim.hosts.projections import SeparateQkv
 
 LIBRARY = "transformers"
 OLDEST = "5.22"  # whose names these are
-
-
-@dataclass(frozen=True)
-class BlockNames:
-    """The parts of a layer; `out`, `heads`, `scale` and `dropout` are its attention's."""
-
-    norm1: str
-    attn: str
-    norm2: str
-    out: str
-    heads: str
-    scale: str
-    dropout: str
-    scales: tuple[str, str] | None = None  # LayerScale after attention and after the MLP
-    drop: str | None = None  # dropout or stochastic depth before both shortcuts
 
 
 @dataclass(frozen=True)
@@ -57,18 +44,15 @@ class Kind:
     heads: tuple[str, ...] = ()
 
 
-ATTENTION: dict[str, Any] = {
-    "out": "o_proj",
-    "heads": "num_attention_heads",
-    "scale": "scaling",
-    "dropout": "attention_dropout",
-}
-OPENAI_ATTENTION: dict[str, Any] = {"out": "out_proj", "heads": "num_heads", "scale": "scale", "dropout": "dropout"}
-VIT_BLOCK = BlockNames("layernorm_before", "attention", "layernorm_after", drop="dropout", **ATTENTION)
+ATTENTION = SeparateQkv("o_proj", "num_attention_heads", "scaling", "attention_dropout")
+OPENAI_ATTENTION = SeparateQkv("out_proj", "num_heads", "scale", "dropout")
+VIT_BLOCK = BlockNames("layernorm_before", "attention", "layernorm_after", ATTENTION, drops=("dropout", "dropout"))
 DINO_BLOCK = BlockNames(
-    "norm1", "attention", "norm2", scales=("layer_scale1", "layer_scale2"), drop="drop_path", **ATTENTION
+    *("norm1", "attention", "norm2", ATTENTION),
+    scales=("layer_scale1", "layer_scale2"),
+    drops=("drop_path", "drop_path"),
 )
-OPENAI_BLOCK = BlockNames("layer_norm1", "self_attn", "layer_norm2", **OPENAI_ATTENTION)
+OPENAI_BLOCK = BlockNames("layer_norm1", "self_attn", "layer_norm2", OPENAI_ATTENTION)
 PROJECTION, EMBEDDING = "embeddings.patch_embeddings.projection", "embeddings.patch_embedding"
 
 VIT = Family("ViT", "ViTLayer", "layers", PROJECTION, "layernorm", VIT_BLOCK, 1)

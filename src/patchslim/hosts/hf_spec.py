@@ -13,6 +13,7 @@ from torch import nn
 from patchslim.errors import UnsupportedModel
 from patchslim.hosts.hf_data import hf_data_settings
 from patchslim.hosts.hf_parts import KINDS, LIBRARY, tower_of
+from patchslim.hosts.shells import as_host
 from patchslim.hosts.timm_spec import set_data_settings_
 
 
@@ -27,7 +28,8 @@ def library() -> Any:
 
 
 def describe_hf(model: Any) -> dict[str, Any]:
-    """A model's class and config, proved by building it again."""
+    """The class and config of a host, also of a slim model's, proved by building it again."""
+    model = as_host(model)
     settings = hf_data_settings(model)
     spec = {
         "library": LIBRARY,

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
 
-from patchslim.hosts.base import BlockMath, BlockShape, HostInfo
-from patchslim.hosts.hf_block import HFBlockMath
+from patchslim.hosts.base import BlockShape, HostInfo
+from patchslim.hosts.block import BlockMath
 from patchslim.hosts.hf_check import check_hf
 from patchslim.hosts.hf_data import hf_data_settings
 from patchslim.hosts.hf_parts import kind_of, part, tower_of
 from patchslim.hosts.hf_spec import describe_hf
+from patchslim.hosts.shells import host_parameters
 from patchslim.hosts.timm_vit import linear_macs
 
 
@@ -25,17 +26,21 @@ class HFViT:
         self._see(model, _info(model))
 
     @classmethod
-    def around(cls, model: nn.Module, info: HostInfo) -> HFViT:
+    def around(cls, model: nn.Module, info: HostInfo | None = None) -> Self:
         """A model whose blocks have been replaced, seen the same way: nothing is checked."""
         host = cls.__new__(cls)
-        host._see(model, info)
+        host._see(model, cls.info_of(model) if info is None else info)
         return host
+
+    @staticmethod
+    def info_of(model: nn.Module) -> HostInfo:
+        """The description of a host, or of the host a slim model was made from: nothing is checked."""
+        return _info(model)
 
     def _see(self, model: nn.Module, info: HostInfo) -> None:
         self.model: Any = model
         self.info, self.kind, self.tower = info, kind_of(model), tower_of(model)
-        self.layers = HFBlockMath(self.kind.family.names)
-        self.math: BlockMath = self.layers
+        self.math = BlockMath(self.kind.family.names)
 
     @staticmethod
     def classifiers_of(model: nn.Module) -> Sequence[nn.Module]:
@@ -57,21 +62,21 @@ class HFViT:
         """Z_0: images (B, C, H, W) → (B, p + N, d)."""
         family = self.kind.family
         x = self.tower.embeddings(images.to(part(self.tower, family.proj).weight.dtype))
-        return x if family.pre_norm is None else getattr(self.tower, family.pre_norm)(x)  # type: ignore[no-any-return]
+        return x if family.pre_norm is None else getattr(self.tower, family.pre_norm)(x)
 
     def normed(self, block: nn.Module, x: Tensor) -> Tensor:
         """LN1(Z): (B, n, d) → (B, n, d)."""
-        return self.layers.normed(block, x)
+        return self.math.normed(block, x)
 
     def attention(self, block: nn.Module, x: Tensor, n: int) -> Tensor:
         """P_l^h of the first `n` tokens: (B, n_in, d) → (B, H, n, n_in)."""
-        return self.layers.attention_map(block, x, n)
+        return self.math.attention_map(block, x, n)
 
     def features(self, tokens: Tensor, weight: Tensor | None = None) -> Tensor:
         """What the classifier reads, tokens side by side where it reads several: (B, n, d) → (B, d) or (B, 2 d)."""
         norm, readout, first = getattr(self.tower, self.kind.family.norm), self.info.readout, self.info.prefix_tokens
         if readout in ("class", "class+distillation"):
-            return norm(tokens[:, : 1 if readout == "class" else 2]).flatten(1)  # type: ignore[no-any-return]
+            return norm(tokens[:, : 1 if readout == "class" else 2]).flatten(1)
         patches = tokens[:, first:]
         patches = norm(patches) if self.kind.family.norm_patches else patches
         weight = None if weight is None else weight[:, first:].to(patches.dtype)
@@ -113,7 +118,7 @@ class HFViT:
         """Put slim blocks in place of the model's own and return the model."""
         where, _, name = self.kind.family.blocks.rpartition(".")
         setattr(part(self.tower, where), name, nn.ModuleList(blocks))
-        return self.model  # type: ignore[no-any-return]
+        return self.model
 
     def spec(self) -> Mapping[str, Any]:
         """Settings from which `hf_spec.rebuild_hf` makes the host again."""
@@ -126,23 +131,23 @@ def answer_of(output: Any) -> Tensor:
         return output
     for name in ("logits", "image_embeds", "pooler_output"):
         if getattr(output, name, None) is not None:
-            return getattr(output, name)  # type: ignore[no-any-return]
-    return output.last_hidden_state[:, 0]  # type: ignore[no-any-return]  # a ViT without its pooler
+            return getattr(output, name)
+    return output.last_hidden_state[:, 0]  # a ViT without its pooler
 
 
 def _pooled(head: Any, x: Tensor, weight: Tensor | None) -> Tensor:
     """SigLIP's attention pool, tokens counting by their weight (B, n): (B, n, d) → (B, d)."""
     if weight is None:
-        return head(x)  # type: ignore[no-any-return]
+        return head(x)
     bias = weight.log()[:, None, None, :].expand(-1, head.attention.num_heads, -1, -1).flatten(0, 1)  # (B · H, 1, n)
     read = head.attention(head.probe.expand(len(x), -1, -1), x, x, attn_mask=bias, need_weights=False)[0]
-    return (read + head.mlp(head.layernorm(read)))[:, 0]  # type: ignore[no-any-return]
+    return (read + head.mlp(head.layernorm(read)))[:, 0]
 
 
 def _pool_rows(head: Any, x: Tensor) -> Tensor:
     """The pool's attention: (B, n, d) → (B, H, n), rows sum to 1."""
     probe = head.probe.expand(len(x), -1, -1)
-    return head.attention(probe, x, x, average_attn_weights=False)[1][:, :, 0].float()  # type: ignore[no-any-return]
+    return head.attention(probe, x, x, average_attn_weights=False)[1][:, :, 0].float()
 
 
 def _info(model: Any) -> HostInfo:
@@ -167,7 +172,7 @@ def _info(model: Any) -> HostInfo:
         image_size=(size[0], size[1]),
         channels=channels,
         classes=linear[-1].out_features if linear else config.hidden_size,
-        parameters=sum(parameter.numel() for parameter in model.parameters()),
+        parameters=host_parameters(model, part(tower, family.blocks)),
         blocks=tuple(_block_shape(block, family.names.attn) for block in part(tower, family.blocks)),
         embed_macs=patches * proj.weight.numel(),
         head_macs=sum(linear_macs(head) for head in heads) + pool_macs,

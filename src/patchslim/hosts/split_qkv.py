@@ -17,6 +17,11 @@ class SplitQkv(nn.Module):
         self.q, self.kv = _rows(qkv, 0, queries), _rows(qkv, queries, qkv.out_features)
         self.train(qkv.training)
 
+    @property
+    def in_features(self) -> int:
+        """As the whole layer has it."""
+        return self.q.in_features
+
     def forward(self, y: Tensor) -> Tensor:
         """What the whole layer gives: (…, d) → (…, 3d)."""
         return torch.cat([self.q(y), self.kv(y)], dim=-1)

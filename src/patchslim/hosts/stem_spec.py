@@ -9,14 +9,16 @@ import torch
 from torch import nn
 
 from patchslim.errors import UnsupportedModel
+from patchslim.hosts.shells import as_host
 from patchslim.hosts.timm_spec import data_settings, set_data_settings_
 from patchslim.models import LVViT, ResidualScale, StemViT, T2TViT
 
 STEM_MODELS: dict[str, type[StemViT]] = {cls.__name__: cls for cls in (T2TViT, LVViT)}
 
 
-def describe_stem(model: StemViT) -> dict[str, Any]:
-    """The constructor settings of a model, read off its parts and proved by building it again."""
+def describe_stem(model: nn.Module) -> dict[str, Any]:
+    """The constructor settings of a host, also of a slim model's: read off its parts, proved by building it again."""
+    model = as_host(model)
     spec = {"class": type(model).__name__, "kwargs": _kwargs(model), "pretrained_cfg": data_settings(model)}
     with torch.device("meta"):
         again = rebuild_stem(spec)

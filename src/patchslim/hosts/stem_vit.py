@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from patchslim.errors import UnsupportedModel
 from patchslim.hosts.base import HostInfo
+from patchslim.hosts.shells import host_parameters
 from patchslim.hosts.stem_spec import STEM_MODELS, describe_stem
 from patchslim.hosts.timm_check import check_blocks
 from patchslim.hosts.timm_host import TimmHost
@@ -31,19 +32,24 @@ class StemHost(TimmHost):
         check_blocks(model)
         super().__init__(model, _info(model))
 
+    @staticmethod
+    def info_of(model: nn.Module) -> HostInfo:
+        """The description of a host, or of the host a slim model was made from: nothing is checked."""
+        return _info(model)
+
     def embed(self, images: Tensor) -> Tensor:
         """Z_0: images (B, C, H, W) → (B, 1 + N, d)."""
-        return self.model.embed(images)  # type: ignore[no-any-return]
+        return self.model.embed(images)
 
     def features(self, tokens: Tensor, weight: Tensor | None = None) -> Tensor:
         """What the output is made of: the class feature (B, d); where the auxiliary head is read, the logits, for its
         maximum takes another patch for every class: (B, n, d) → (B, classes). `weight` (B, n) as in `expected_max`."""
         if self.info.readout == "class":
-            return self.model.forward_head(self.model.norm(tokens), pre_logits=True)  # type: ignore[no-any-return]
+            return self.model.forward_head(self.model.norm(tokens), pre_logits=True)
         if weight is None:
             return self.logits(tokens)
         own, patches = self.model.forward_heads(self.model.norm(tokens))
-        return own + AUXILIARY * expected_max(patches, weight[:, 1:])  # type: ignore[no-any-return]
+        return own + AUXILIARY * expected_max(patches, weight[:, 1:])
 
     @property
     def has_patch_head(self) -> bool:
@@ -52,7 +58,7 @@ class StemHost(TimmHost):
 
     def patch_logits(self, tokens: Tensor) -> Tensor:
         """What the auxiliary head says of every patch: (B, 1 + n, d) → (B, n, classes)."""
-        return self.model.forward_heads(self.model.norm(tokens))[1]  # type: ignore[no-any-return]
+        return self.model.forward_heads(self.model.norm(tokens))[1]
 
     def readout_moment(self, tokens: Tensor) -> Tensor:
         """R of the impact recursion: (B, n, d) → (B, n, n), a diagonal: 1 for the class token and, where the auxiliary
@@ -100,7 +106,7 @@ def _info(model: Any) -> HostInfo:
         image_size=stem.img_size,
         channels=model.in_chans,
         classes=model.num_classes,
-        parameters=sum(table.numel() for table in (*model.parameters(), *model.fixed())),
+        parameters=host_parameters(model, model.blocks) + sum(table.numel() for table in model.fixed()),
         blocks=tuple(block_shape(block) for block in model.blocks),
         embed_macs=stem.macs(),
         head_macs=linear_macs(model.head),

@@ -10,6 +10,7 @@ from timm.layers import Format, PatchEmbed
 from torch import Tensor, nn
 
 from patchslim.errors import PlanError
+from patchslim.hosts.shells import shell, whole
 
 
 class MatmulPatchEmbed(nn.Module):
@@ -22,6 +23,11 @@ class MatmulPatchEmbed(nn.Module):
         self.grid_size, self.num_patches = embed.grid_size, embed.num_patches
         self.flatten, self.output_fmt = embed.flatten, embed.output_fmt
         self.strict_img_size, self.dynamic_img_pad = embed.strict_img_size, embed.dynamic_img_pad
+        self.replaced = shell(embed)
+
+    def host_embed(self) -> nn.Module:
+        """The embedding that this one stands in for, with the parts of this one."""
+        return whole(self.replaced, self)
 
     def forward(self, images: Tensor) -> Tensor:
         """(B, C, H, W) → (B, N, d), patches row by row."""
@@ -33,13 +39,13 @@ class MatmulPatchEmbed(nn.Module):
         images = images[:, :, : rows * height, : columns * width]  # a last part of a patch is left out, as timm does
         x = images.reshape(batch, channels, rows, height, columns, width).permute(0, 2, 4, 1, 3, 5)
         x = F.linear(x.reshape(batch, rows * columns, -1), self.proj.weight.flatten(1), self.proj.bias)
-        return self.norm(x)  # type: ignore[no-any-return]
+        return self.norm(x)
 
 
 def matmul_embed(embed: Any) -> nn.Module:
     """The faster stand-in where it is the same thing, else the embedding itself."""
     if type(embed) is not PatchEmbed:
-        return embed  # type: ignore[no-any-return]
+        return embed
     plain = embed.flatten and embed.output_fmt == Format.NCHW and not embed.dynamic_img_pad
     proj = embed.proj
     fits = proj.kernel_size == proj.stride == tuple(embed.patch_size) and proj.groups == 1
@@ -53,4 +59,4 @@ def with_matmul_embed(model: nn.Module) -> nn.Module:
     faster: Any = copy.deepcopy(model)
     if hasattr(faster, "patch_embed"):
         faster.patch_embed = matmul_embed(faster.patch_embed)
-    return faster  # type: ignore[no-any-return]
+    return faster

@@ -14,6 +14,7 @@ from timm.models.vision_transformer import VisionTransformer
 from torch import nn
 
 from patchslim.errors import UnsupportedModel
+from patchslim.hosts.shells import as_host
 
 MODELS = {cls.__name__: cls for cls in (VisionTransformer, VisionTransformerDistilled)}
 MLPS = {cls.__name__: cls for cls in (Mlp, GluMlp, SwiGLU)}
@@ -26,7 +27,8 @@ ACTIVATIONS: dict[str, Any] = {"torch.GELU": nn.GELU} | {
 
 
 def describe(model: Any) -> dict[str, Any]:
-    """The constructor settings of a supported model, read off its parts and proved by building it again."""
+    """The constructor settings of a host, also of a slim model's: read off its parts, proved by building it again."""
+    model = as_host(model)
     spec = {"class": type(model).__name__, "kwargs": _kwargs(model), "pretrained_cfg": data_settings(model)}
     with torch.device("meta"):
         again = rebuild(spec)

@@ -11,6 +11,7 @@ from timm.models.deit import VisionTransformerDistilled
 from torch import Tensor, nn
 
 from patchslim.hosts.base import BlockShape, HostInfo, Readout
+from patchslim.hosts.shells import host_parameters
 from patchslim.hosts.timm_check import check
 from patchslim.hosts.timm_embed import matmul_embed
 from patchslim.hosts.timm_host import TimmHost
@@ -26,23 +27,28 @@ class TimmViT(TimmHost):
         check(model)
         super().__init__(model, _info(model))
 
+    @staticmethod
+    def info_of(model: nn.Module) -> HostInfo:
+        """The description of a host, or of the host a slim model was made from: nothing is checked."""
+        return _info(model)
+
     def embed(self, images: Tensor) -> Tensor:
         """Z_0: images (B, C, H, W) → (B, p + N, d)."""
         model = self.model
-        return model.norm_pre(model.patch_drop(model._pos_embed(model.patch_embed(images))))  # type: ignore[no-any-return]
+        return model.norm_pre(model.patch_drop(model._pos_embed(model.patch_embed(images))))
 
     def features(self, tokens: Tensor, weight: Tensor | None = None) -> Tensor:
         """What the classifier reads: (B, n, d) → (B, d), a pool counting tokens by their weight (B, n)."""
         model, x = self.model, self.model.norm(tokens)
         if weight is None or not self.info.reads_patches:
-            return model.forward_head(x, pre_logits=True)  # type: ignore[no-any-return]
+            return model.forward_head(x, pre_logits=True)
         first = 0 if self.info.head_reads_prefix else self.info.prefix_tokens
         x, weight = x[:, first:], weight[:, first:].to(x.dtype)
         if self.info.readout == "attention-pool":
             pooled = model.attn_pool(x, attn_mask=weight.log()[:, None, None, :])
         else:
             pooled = (x * weight[..., None]).sum(dim=1) / weight.sum(dim=1, keepdim=True)
-        return model.head_drop(model.fc_norm(pooled))  # type: ignore[no-any-return]
+        return model.head_drop(model.fc_norm(pooled))
 
     def readout_moment(self, tokens: Tensor) -> Tensor:
         """R of the impact recursion: (B, n, d) → (B, n, n)."""
@@ -77,7 +83,7 @@ def _pool_attention(pool: Any, y: Tensor) -> Tensor:
     q = pool.q(pool.latent.expand(batch, -1, -1)).reshape(batch, -1, pool.num_heads, pool.head_dim)
     k = pool.kv(y).reshape(batch, n, 2, pool.num_heads, pool.head_dim)[:, :, 0]
     q, k = pool.q_norm(q.transpose(1, 2)), pool.k_norm(k.transpose(1, 2))
-    return (q * pool.scale @ k.transpose(-2, -1)).float().softmax(dim=-1).flatten(1, 2)  # type: ignore[no-any-return]
+    return (q * pool.scale @ k.transpose(-2, -1)).float().softmax(dim=-1).flatten(1, 2)
 
 
 def _info(model: Any) -> HostInfo:
@@ -96,7 +102,7 @@ def _info(model: Any) -> HostInfo:
         image_size=tuple(embed.img_size),
         channels=model.in_chans,
         classes=model.num_classes,
-        parameters=sum(parameter.numel() for parameter in model.parameters()),
+        parameters=host_parameters(model, model.blocks),
         blocks=tuple(block_shape(block) for block in model.blocks),
         embed_macs=embed.num_patches * embed.proj.weight.numel(),
         head_macs=head_macs,

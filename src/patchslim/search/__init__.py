@@ -1,6 +1,6 @@
-"""The search for a plan: reconstruction error, Algorithm 1, budgets."""
+"""How many patches per block: the error of candidates, the allocation under a budget, Algorithm 1."""
 
-from patchslim.search.config import SearchConfig
-from patchslim.search.run import search, sweep
+from patchslim.search.draft import Draft, Drops
+from patchslim.search.target import Target
 
-__all__ = ["SearchConfig", "search", "sweep"]
+__all__ = ["Draft", "Drops", "Target"]

@@ -1,49 +1,18 @@
-"""From a budget to patches per block: bisect the tolerance, then spend what is left."""
+"""From a budget to patches per block with Algorithm 1: bisect the tolerance, then spend what is left."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
-from patchslim.errors import BudgetError
+from patchslim.evidence.network import Partial
 from patchslim.hosts import HostInfo
 from patchslim.macs import host_macs
-from patchslim.search.config import SearchConfig
-from patchslim.search.cost import Cost, MacCost, snapped
-from patchslim.search.network import Partial
-from patchslim.search.schedule import Counts, Slots
+from patchslim.search.cost import Cost
+from patchslim.search.schedule import Schedule, make_divisible
 from patchslim.search.topdown import OverBudget, TopDown
 
 CLOSE = 0.01  # a plan within this of the asked ratio needs no finer tolerance
 FIRST_GUESS, STRIDE, FINEST, LEAST = -1.5, 0.6, 0.02, -12.0  # of log10 ε
-
-
-def reachable(info: HostInfo, config: SearchConfig) -> tuple[float, float]:
-    """The least and the largest MAC ratio a plan can have."""
-    cost, least = MacCost.under(info, config), fewest(info, config)
-    low, high = (cost.of(counts) / host_macs(info) for counts in (least, everything(info)))
-    return low, high
-
-
-def fewest(info: HostInfo, config: SearchConfig) -> Counts:
-    """The fewest patches per block that a plan can keep."""
-    if config.removed == "merge" or config.select != "static":
-        return Slots(info, halves=config.in_pairs).least
-    return (1 if info.reads_patches else 0,) * info.depth
-
-
-def everything(info: HostInfo) -> Counts:
-    """The most patches per block that a plan has reason to keep."""
-    return Slots(info).everything
-
-
-def check_reachable(info: HostInfo, config: SearchConfig, target: float) -> None:
-    """Raise BudgetError, saying what can be reached, when the ratio can't."""
-    low, high = reachable(info, config)
-    if target < low:
-        raise BudgetError(
-            f"A MAC ratio of {target:g} can't be reached on {info.name} with {config.select} patches and removed set "
-            f"to {config.removed}; anything from {low:.3f} to {high:.3f} can."
-        )
 
 
 def bisect_tolerance(search: TopDown, target: float) -> tuple[float, Partial]:
@@ -52,7 +21,7 @@ def bisect_tolerance(search: TopDown, target: float) -> tuple[float, Partial]:
     The cost falls as the tolerance grows. A run over budget stops early and only tells that the tolerance is too small.
     """
     info = search.host.info
-    budget, most = target * host_macs(info), search.cost.of(everything(info)) / host_macs(info)
+    budget, most = target * host_macs(info), search.cost.of(Schedule(info).everything) / host_macs(info)
     too_small: float | None = None
     found: tuple[float, Partial] | None = None
     guess = FIRST_GUESS
@@ -94,7 +63,7 @@ def spend_rest(
         grew = False
         for layer in blocks:
             above = filled[layer - 1] if layer > 1 else info.patches
-            more = filled | {layer: snapped(info, cost.grain, filled[layer] + 1)}
+            more = filled | {layer: make_divisible(info, cost.multiple, filled[layer] + 1)}
             price = cost.of([more[layer] for layer in range(1, info.depth + 1)])
             if more[layer] <= above and filled[layer] < above and price <= budget:
                 filled, grew = more, True

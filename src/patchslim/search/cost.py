@@ -1,22 +1,21 @@
-"""What plans cost, and limits on it: all that a search has to know of a budget, in MACs or in time."""
+"""What plans cost: all that a search has to know of a budget, in MACs or in time."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any, ClassVar, Protocol, TypeVar
+from dataclasses import dataclass, field, replace
+from typing import ClassVar, Protocol, TypeVar
 
+from patchslim.errors import BudgetError
 from patchslim.hosts import HostInfo
-from patchslim.macs import macs_of_counts
-from patchslim.plan import DistanceSpec, Groups, PredictorKind, PredictorSpec, Removed, Select, SlimPlan
-from patchslim.search.config import Distance, SearchConfig
-from patchslim.slim.chooser import distance_channels
-from patchslim.slim.predictor import hidden_width
+from patchslim.macs import head_macs, host_macs
+from patchslim.plan import SlimPlan
+from patchslim.search.draft import Draft
+from patchslim.timing.prices import parts_of
 
 Found = TypeVar("Found")
-Find = Callable[
-    [float], tuple[SlimPlan, Found]
-]  # a share of the host's cost → a plan within it, and what else is known
+# A share of the host's cost → a plan within it, and what else is known.
+Find = Callable[[float], tuple[SlimPlan, Found]]
 
 
 class Cost(Protocol):
@@ -24,12 +23,12 @@ class Cost(Protocol):
     time for. The host costs its MACs either way, so a search need not know which it is."""
 
     @property
-    def grain(self) -> int:
+    def multiple(self) -> int:
         """The device likes tokens, prefix included, by multiples of this."""
 
     @property
     def unit(self) -> str:
-        """What it counts; a ledger keeps what depends on it apart."""
+        """What it counts; a cache keeps what depends on it apart."""
 
     def of(self, counts: Sequence[int]) -> float:
         """The cost of keeping so many patches in each block."""
@@ -52,31 +51,51 @@ class Budget(Protocol):
 
 @dataclass(frozen=True)
 class MacCost:
-    """MACs, counted in closed form."""
+    """MACs, counted in closed form. Each block is counted once."""
 
-    info: HostInfo
-    removed: Removed = "drop"
-    select: Select = "static"
-    predictor: PredictorSpec | None = None
-    distance: DistanceSpec | None = None
-    groups: Groups | None = None
-    grain: ClassVar[int] = 1
+    draft: Draft
+    known: dict[tuple[int, int, str], int] = field(default_factory=dict, compare=False)
+    multiple: ClassVar[int] = 1
     unit: ClassVar[str] = "MACs"
-
-    @classmethod
-    def under(cls, info: HostInfo, config: SearchConfig) -> MacCost:
-        """Of plans as the settings want them."""
-        predictor = predictor_of(info, config.select, config.predictor)
-        return cls(info, config.removed, config.select, predictor, distance_of(info, config.distance), config.groups)
 
     def of(self, counts: Sequence[int]) -> int:
         """MACs per image."""
-        return macs_of_counts(self.info, counts, self.removed, select=self.select, **self.chooser)
+        info = self.draft.info
+        total, entering = info.embed_macs, info.patches
+        for layer, step in enumerate(self.draft.steps(tuple(counts), ()), start=1):
+            key = (layer, entering, repr(step))
+            if key not in self.known:
+                self.known[key] = step.macs(info, layer, entering)
+            total += self.known[key]
+            entering = step.leaving(entering)
+        return total + head_macs(info, entering)
 
-    @property
-    def chooser(self) -> dict[str, Any]:
-        """What `choice_macs` has to know of what patches are chosen by."""
-        return {"groups": self.groups, "predictor": self.predictor, "distance": self.distance}
+
+@dataclass(frozen=True)
+class LatencyCost:
+    """The time that plans of one kind take on a device, in as many MACs as the host takes that time for."""
+
+    draft: Draft
+    prices: tuple[float, ...]  # of each part, in shares of the host's time (or in whole blocks, until it is made right)
+    fixed: float = 0.0  # what is not in blocks: embedding, head
+    multiple: int = 1
+    unit: ClassVar[str] = "time"
+
+    def share(self, counts: Sequence[int]) -> float:
+        """The time over the host's."""
+        parts = parts_of(self.draft.info, self.draft.steps(tuple(counts), ()))
+        return self.fixed + sum(
+            price * part for own in parts for price, part in zip(self.prices, own, strict=True)
+        )
+
+    def of(self, counts: Sequence[int]) -> float:
+        """The time in the host's MACs."""
+        return self.share(counts) * host_macs(self.draft.info)
+
+    def right_for(self, counts: Sequence[int], share: float) -> LatencyCost:
+        """The same in proportion, right for a network that was timed as a whole."""
+        factor = share / self.share(counts)
+        return replace(self, prices=tuple(factor * price for price in self.prices), fixed=factor * self.fixed)
 
 
 @dataclass(frozen=True)
@@ -86,34 +105,22 @@ class PlainBudget:
     cost: Cost
     ratio: float | None
 
-    @classmethod
-    def under(cls, info: HostInfo, config: SearchConfig) -> PlainBudget:
-        """The MACs that the settings ask for."""
-        return cls(MacCost.under(info, config), config.target_macs)
-
     def meet(self, find: Find[Found]) -> tuple[SlimPlan, Found]:
         """What is found at the ratio."""
         assert self.ratio is not None
         return find(self.ratio)
 
 
-def predictor_of(info: HostInfo, select: Select, kind: PredictorKind) -> PredictorSpec | None:
-    """The G that a plan will have, as yet untrained; None where patches are not predicted."""
-    if select != "predicted":
-        return None
-    return PredictorSpec(kind=kind, hidden=hidden_width(info, kind), weights="")
+def check_reachable(draft: Draft, ratio: float, method: str) -> None:
+    """Raise BudgetError, saying what can be reached, when the MAC ratio can't."""
+    low, high = draft.reachable()
+    if ratio < low:
+        raise BudgetError(
+            f"A MAC ratio of {ratio:g} can't be reached on {draft.info.name} by {method}; "
+            f"anything from {low:.3f} to {high:.3f} can."
+        )
 
 
-def distance_of(info: HostInfo, kind: Distance | None) -> DistanceSpec | None:
-    """The distance that a plan will have, as yet unknown; None where patches are matched by keys or not at all."""
-    return DistanceSpec(channels=distance_channels(info), weights="") if kind == "effect" else None
-
-
-def snapped(info: HostInfo, grain: int, count: int) -> int:
-    """The least number of patches from `count` on whose tokens are a multiple of the grain; all at most, 0 stays 0.
-
-    Up, not down: where a device takes tokens by multiples, those that fill one up cost nothing.
-    """
-    if count == 0:
-        return 0
-    return min(info.patches, -(-(info.prefix_tokens + count) // grain) * grain - info.prefix_tokens)
+def everything_cost(cost: Cost, info: HostInfo, draft: Draft) -> float:
+    """The share of the host's cost that the plan takes which computes all that anybody reads."""
+    return cost.of(draft.schedule().everything) / host_macs(info)

@@ -12,17 +12,17 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
+from patchslim.cache import Cache
+from patchslim.events import Listener
+from patchslim.evidence.derivatives import GateDerivatives
+from patchslim.evidence.features import Features
+from patchslim.evidence.taylor import Removal
 from patchslim.hosts import Host
-from patchslim.macs import host_macs, macs_of_counts
-from patchslim.plan import SlimPlan, make_plan
-from patchslim.scores.effect import Removal
-from patchslim.search.config import SearchConfig
-from patchslim.search.cost import Budget, MacCost, PlainBudget, snapped
-from patchslim.search.effects import Effects
-from patchslim.search.features import Features
-from patchslim.search.ledger import Ledger
+from patchslim.macs import host_macs, steps_macs
+from patchslim.plan import SlimPlan, static_plan, static_steps
+from patchslim.search.cost import Budget, MacCost
 from patchslim.search.measured import measure
-from patchslim.search.topdown import Listener
+from patchslim.search.schedule import make_divisible
 
 STRIDE = 0.05  # of the host's MACs, after which derivatives are taken anew
 PROBES = 8  # random directions per image
@@ -35,16 +35,15 @@ class Greedy:
         self,
         host: Host,
         features: Features,
-        config: SearchConfig,
-        ledger: Ledger,
+        cache: Cache,
         listen: Listener,
-        budget: Budget | None = None,
+        budget: Budget,
+        seed: int,
     ) -> None:
         self.host, self.info, self.features = host, host.info, features
-        self.ledger, self.listen = ledger, listen
-        self.budget = budget or PlainBudget.under(host.info, config)
-        self.cost = self.budget.cost
-        self.effects = Effects(host, features, config.seed)
+        self.cache, self.listen, self.budget = cache, listen, budget
+        self.cost = budget.cost
+        self.derivatives = GateDerivatives(host, features, seed)
         self.moves: list[int] = []  # patches, in the order in which each leaves one block more
         self.stages = [0]  # moves up to the end of each stage
 
@@ -80,20 +79,20 @@ class Greedy:
     def exits(self, moves: int) -> Tensor:
         """The last block that computes each patch, 0 where none does, after so many moves: (N,)."""
         gone = torch.tensor(self.moves[:moves], dtype=torch.long)
-        return self.effects.blocks - torch.bincount(gone, minlength=self.info.patches)
+        return self.derivatives.blocks - torch.bincount(gone, minlength=self.info.patches)
 
     def counts(self, exits: Tensor) -> list[int]:
         """Patches per block."""
-        blocks = [int((exits >= block).sum()) for block in range(1, self.effects.blocks + 1)]
+        blocks = [int((exits >= block).sum()) for block in range(1, self.derivatives.blocks + 1)]
         return blocks + [0] * (self.info.depth - len(blocks))
 
     def macs(self, moves: int) -> int:
         """MACs per image after so many moves."""
-        return macs_of_counts(self.info, self.kept(moves))
+        return steps_macs(self.info, static_steps(self.info, self.kept(moves), "slice"))
 
     def kept(self, moves: int) -> list[int]:
         """Patches per block of the plan after so many moves: up to what the device likes."""
-        return [snapped(self.info, self.cost.grain, count) for count in self.counts(self.exits(moves))]
+        return [make_divisible(self.info, self.cost.multiple, count) for count in self.counts(self.exits(moves))]
 
     def plan(self, moves: int) -> SlimPlan:
         """The plan after so many moves; where tokens come by multiples, the last that left fill one up again."""
@@ -104,12 +103,12 @@ class Greedy:
             others = sorted(set(range(self.info.patches)) - set(inner), key=lambda patch: -left[patch])
             inner = [*inner, *others[: count - len(inner)]]
             blocks.insert(0, inner)
-        return make_plan(self.info, blocks)
+        return static_plan(self.info, blocks, method="drop")
 
     def _left(self, moves: int) -> list[list[float]]:
         """By block, the move with which each patch left it; infinity for those still there."""
         left = [[math.inf] * self.info.patches for _ in range(self.info.depth)]
-        exits = [self.effects.blocks] * self.info.patches
+        exits = [self.derivatives.blocks] * self.info.patches
         for move, patch in enumerate(self.moves[:moves]):
             left[exits[patch] - 1][patch] = move
             exits[patch] -= 1
@@ -117,10 +116,10 @@ class Greedy:
 
     def error(self, moves: int) -> float:
         """The readout's relative error after so many moves, measured once."""
-        entry = self.ledger.get(("error", moves))
+        entry = self.cache.get(("error", moves))
         if entry is None:
             entry = {"error": measure(self.host, self.features, self.plan(moves), {})}
-            self.ledger.put(("error", moves), entry)
+            self.cache.put(("error", moves), entry)
         value = float(entry["error"])
         self.listen({"event": "stage", "macs_ratio": self.macs(moves) / host_macs(self.info), "error": value})
         return value
@@ -129,12 +128,12 @@ class Greedy:
         """Go on by one stage; False where nothing is left to remove."""
         stage, done = len(self.stages) - 1, len(self.moves)
         key = ("moves", stage) if self.cost.unit == MacCost.unit else ("moves", stage, self.cost.unit)
-        entry = self.ledger.get(key)
+        entry = self.cache.get(key)
         if entry is None:
             self.listen({"event": "stage", "macs_ratio": self.macs(done) / host_macs(self.info), "error": None})
             before = self.cost.of(self.counts(self.exits(done)))
             entry = {"moves": self._stage(before - STRIDE * host_macs(self.info))}
-            self.ledger.put(key, entry)
+            self.cache.put(key, entry)
         self.moves += entry["moves"]
         self.stages.append(len(self.moves))
         return bool(entry["moves"])
@@ -144,7 +143,7 @@ class Greedy:
         exits = self.exits(len(self.moves))
         if not any(self._saved(self.counts(exits))):
             return []
-        parts = list(self.effects.batches(exits, PROBES, len(self.stages)))
+        parts = list(self.derivatives.batches(exits, PROBES, len(self.stages)))
         jacobian = torch.cat([part.permute(1, 2, 0, 3).flatten(2) for part, _ in parts], dim=2)
         removal = Removal(jacobian, torch.cat([residual.flatten() for _, residual in parts]))
         moves: list[int] = []
@@ -166,7 +165,7 @@ class Greedy:
         now, saved = self.cost.of(counts), [0.0]
         after = [*counts[1:], 0]
         least = 1 if self.info.reads_patches else 0
-        for block, count in enumerate(counts[: self.effects.blocks]):
+        for block, count in enumerate(counts[: self.derivatives.blocks]):
             free = count > max(after[block], least)
             fewer = [*counts[:block], count - 1, *counts[block + 1 :]]
             saved.append(float(now - self.cost.of(fewer)) if free else 0.0)

@@ -12,11 +12,11 @@ import torch
 from torch import Tensor
 
 from patchslim.plan import SlimPlan
-from patchslim.slim.blocks import ReducingBlock
-from patchslim.slim.tokens import Tokens
+from patchslim.slim import SlimBlock
+from patchslim.steps import Tokens
 
 Block = Callable[[Any], Any]  # what enters → what leaves
-Prefix = tuple[tuple[int, ...], tuple[int, ...]]  # (patches per block so far, blocks so far that drop)
+Prefix = tuple[Any, ...]  # the steps so far, and the patches that static ones keep
 
 
 class PrefixMemory:
@@ -48,13 +48,14 @@ class PrefixMemory:
             self.used -= _bytes(oldest)
 
 
-def sorting_blocks(plan: SlimPlan, blocks: Sequence[ReducingBlock]) -> list[Block]:
+def sorting_blocks(plan: SlimPlan, blocks: Sequence[SlimBlock]) -> list[Block]:
     """A static plan's blocks that each put the patches first that stay, and leave them in the host's order.
 
     A slim model sorts once, by how long patches stay. But then what leaves a block is in an order, and is rounded in
     ways, that later counts decide.
     """
-    blocks[0].order = None
+    assert blocks[0].entrance is not None
+    blocks[0].entrance.order = None
     alive, found = list(range(plan.host.patches)), list[Block]()
     for block, kept in zip(blocks, plan.kept, strict=True):
         stay = set(kept)
@@ -81,9 +82,11 @@ def _after_sorting(block: Block, places: list[int], prefix: int) -> Block:
 
 
 def _prefix(plan: SlimPlan, layer: int) -> Prefix:
-    return plan.counts[:layer], tuple(block for block in plan.drops if block <= layer)
+    kept = None if plan.order is None else tuple(tuple(own) for own in plan.kept[:layer])
+    return tuple(repr(step) for step in plan.steps[:layer]), kept
 
 
 def _bytes(states: list[Any]) -> int:
-    tensors = [part for state in states for part in state if isinstance(part, Tensor)]
+    tensors = [part for state in states for part in ([state] if isinstance(state, Tensor) else state)]
+    tensors = [part for part in tensors if isinstance(part, Tensor)]
     return sum(part.numel() * part.element_size() for part in tensors)

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 
 from patchslim.errors import BudgetError
 from patchslim.hosts import HostInfo
-from patchslim.search.cost import snapped
 
 Counts = tuple[int, ...]
 STRIDE = 1 / 10  # of the patches, removed from one block at a time on the way to the budget
@@ -20,12 +19,12 @@ SWEEPS = 2  # over the blocks per size of move, at most
 
 
 @dataclass(frozen=True)
-class Slots:
+class Schedule:
     """The blocks that may remove patches, and how many each can."""
 
     info: HostInfo
     halves: bool = False  # whether a block can remove no more than half, as pairs do
-    grain: int = 1  # tokens come by multiples of this
+    multiple: int = 1  # tokens come by multiples of this
 
     @property
     def blocks(self) -> int:
@@ -38,7 +37,7 @@ class Slots:
         for removal in removals:
             gone += removal * scale
             least = max(1, left // 2) if self.halves else 1
-            left = min(left, snapped(self.info, self.grain, max(least, self.info.patches - round(gone))))
+            left = min(left, make_divisible(self.info, self.multiple, max(least, self.info.patches - round(gone))))
             counts.append(left)
         return (*counts, *[0] * (self.info.depth - self.blocks))
 
@@ -66,17 +65,27 @@ class Slots:
         return self.counts(removals, high)
 
 
+def make_divisible(info: HostInfo, multiple: int, count: int) -> int:
+    """The least number of patches from `count` on whose tokens are a multiple; all at most, 0 stays 0.
+
+    Up, not down: where a device takes tokens by multiples, those that fill one up cost nothing.
+    """
+    if count == 0:
+        return 0
+    return min(info.patches, -(-(info.prefix_tokens + count) // multiple) * multiple - info.prefix_tokens)
+
+
 Fit = Callable[[Sequence[float]], Counts]  # removals, scaled to the budget
 Error = Callable[[Counts], float]
 Price = Callable[[Counts], float]  # in MACs
 
 
-def descend(slots: Slots, error: Error, macs: Price, enough: Callable[[Counts], bool]) -> Counts:
+def descend(schedule: Schedule, error: Error, macs: Price, enough: Callable[[Counts], bool]) -> Counts:
     """Remove patches where that costs the least error per MAC saved, a stride at a time, until it is enough."""
-    counts, stride = slots.everything, max(slots.grain, round(STRIDE * slots.info.patches))
+    counts, stride = schedule.everything, max(schedule.multiple, round(STRIDE * schedule.info.patches))
     while not enough(counts):
         further = [
-            after for block in range(slots.blocks) if (after := _removed(slots, counts, block, stride)) != counts
+            after for block in range(schedule.blocks) if (after := _removed(schedule, counts, block, stride)) != counts
         ]
         if not further:
             break
@@ -85,11 +94,11 @@ def descend(slots: Slots, error: Error, macs: Price, enough: Callable[[Counts], 
     return counts
 
 
-def _removed(slots: Slots, counts: Counts, block: int, patches: int) -> Counts:
+def _removed(schedule: Schedule, counts: Counts, block: int, patches: int) -> Counts:
     """The counts when a block removes some patches more."""
-    removals = slots.removals(counts)
+    removals = schedule.removals(counts)
     removals[block] += patches
-    return slots.counts(removals, 1.0)
+    return schedule.counts(removals, 1.0)
 
 
 def removing(patches: int, counts: Sequence[int]) -> list[int]:
@@ -98,39 +107,39 @@ def removing(patches: int, counts: Sequence[int]) -> list[int]:
     return [layer for layer, count in enumerate(counts, start=1) if 0 < count < above[layer - 1]]
 
 
-def concentrate(slots: Slots, error: Error, fit: Fit, counts: Counts, most: int) -> Counts:
+def concentrate(schedule: Schedule, error: Error, fit: Fit, counts: Counts, most: int) -> Counts:
     """Have at most so many blocks remove patches. One after the other leaves it to the rest, in proportion: the one
     that this costs the least error, which is infinite for what does not fit."""
-    while len(blocks := removing(slots.info.patches, counts)) > most:
-        trials = [fit(_without(slots, counts, block)) for block in blocks]
-        fewer = [after for after in trials if len(removing(slots.info.patches, after)) < len(blocks)]
+    while len(blocks := removing(schedule.info.patches, counts)) > most:
+        trials = [fit(_without(schedule, counts, block)) for block in blocks]
+        fewer = [after for after in trials if len(removing(schedule.info.patches, after)) < len(blocks)]
         counts = min(fewer, key=error, default=counts)
         if not fewer or error(counts) == math.inf:
             raise BudgetError(f"Not enough patches can leave where so few blocks choose ({most}); allow more.")
     return counts
 
 
-def _without(slots: Slots, counts: Counts, layer: int) -> list[float]:
-    return [0.0 if block == layer - 1 else removal for block, removal in enumerate(slots.removals(counts))]
+def _without(schedule: Schedule, counts: Counts, layer: int) -> list[float]:
+    return [0.0 if block == layer - 1 else removal for block, removal in enumerate(schedule.removals(counts))]
 
 
-def improve(slots: Slots, error: Error, fit: Fit, best: Counts) -> Counts:
+def improve(schedule: Schedule, error: Error, fit: Fit, best: Counts) -> Counts:
     """Let one block at a time remove more or fewer patches, the others in proportion, while the error falls."""
-    if not any(slots.removals(best)):
+    if not any(schedule.removals(best)):
         return best
     for move in MOVES:
-        size = float(max(slots.grain, round(move * slots.info.patches)))
+        size = float(max(schedule.multiple, round(move * schedule.info.patches)))
         for _ in range(SWEEPS):
             before = best
-            for block in range(slots.blocks):
+            for block in range(schedule.blocks):
                 for change in (size, -size):
-                    best = min(best, _moved(slots, fit, best, block, change), key=error)
+                    best = min(best, _moved(schedule, fit, best, block, change), key=error)
             if best == before:
                 break
     return best
 
 
-def _moved(slots: Slots, fit: Fit, counts: Counts, block: int, change: float) -> Counts:
-    removals = slots.removals(counts)
+def _moved(schedule: Schedule, fit: Fit, counts: Counts, block: int, change: float) -> Counts:
+    removals = schedule.removals(counts)
     removals[block] = max(0.0, removals[block] + change)
     return fit(removals) if any(removals) else counts

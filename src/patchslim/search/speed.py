@@ -11,12 +11,11 @@ from typing import Any
 from patchslim.errors import BudgetError, PatchslimWarning
 from patchslim.macs import host_macs
 from patchslim.plan import SlimPlan
-from patchslim.search.budget import fewest
-from patchslim.search.cost import Find, Found, MacCost
-from patchslim.search.prices import LatencyCost, blocks_of, fit_prices, parts_of
-from patchslim.search.schedule import Counts, Slots
-from patchslim.search.sketch import sketch
-from patchslim.search.stopwatch import Stopwatch
+from patchslim.search.cost import Find, Found, LatencyCost, MacCost
+from patchslim.search.draft import Draft
+from patchslim.search.schedule import Counts
+from patchslim.timing.prices import fit_prices, parts_of
+from patchslim.timing.stopwatch import Stopwatch
 
 CLOSE = 0.02  # a plan this close to the speed-up asked for is not corrected
 ROUNDS = 4  # plans timed as a whole, at most
@@ -29,10 +28,9 @@ Timer = Callable[[SlimPlan], dict[str, Any]]
 class SpeedBudget:
     """A limit on the time of a plan: the host's over the speed-up asked for."""
 
-    def __init__(self, watch: Stopwatch, speedup: float) -> None:
-        self.watch, self.speedup, self.info = watch, speedup, watch.host.info
-        self.kind = MacCost.under(self.info, watch.config)
-        self.slots = Slots(self.info, halves=watch.config.in_pairs)
+    def __init__(self, watch: Stopwatch, draft: Draft, speedup: float, method: str) -> None:
+        self.watch, self.draft, self.speedup, self.method = watch, draft, speedup, method
+        self.info, self.schedule = draft.info, draft.schedule()
         self.report: dict[str, Any] = {}
         self.cost = self._cost()
         self._check_reachable()
@@ -43,43 +41,30 @@ class SpeedBudget:
         return 1 / self.speedup
 
     def meet(self, find: Find[Found], start: float | None = None, timer: Timer | None = None) -> tuple[SlimPlan, Found]:
-        """What is found at the ratio where the whole network, timed against the host, is as fast as was asked.
+        """What is found where the whole network, timed against the host, is as fast as was asked.
 
-        Blocks add up to a network only roughly. `find` begins at `start`, else at the ratio itself, and its plans are
-        timed by `timer`; the ratio is then corrected by what was missed. The plan that came closest is taken.
+        Blocks add up to a network only roughly, so the ratio is corrected by what was missed.
         """
-        ratio, ratios = self.ratio if start is None else start, list[float]()
-        tried: list[tuple[float, dict[str, Any], tuple[SlimPlan, Found]]] = []
-        for _ in range(ROUNDS):
-            plan, found = find(ratio)
-            timed = (timer or self.watch.whole)(plan)
-            missed = abs(self.speedup * timed["share"] - 1)
-            known = any(plan == other for _, _, (other, _) in tried)
-            tried.append((missed, timed, (plan, found)))
-            if missed <= CLOSE or known:
-                break
-            ratios.append(ratio)
-            ratio = next_guess(ratios, [one[1]["share"] for one in tried], self.ratio)
-        missed, timed, best = min(tried, key=lambda one: one[0])
+        best, timed = meet_speedup(find, timer or self.watch.whole, self.speedup, start)
         self._report(best[0], timed)
         return best
 
     def _report(self, plan: SlimPlan, timed: dict[str, Any]) -> None:
-        config, predicted = self.watch.config, 1 / timed["share"]
+        conditions, predicted = self.watch.conditions, 1 / timed["share"]
         self.report = {
             "asked": self.speedup,
             "predicted": predicted,
             "from_blocks": 1 / self.cost.share(plan.counts),
-            **self.watch.place,
-            "batch_size": config.speed_batch_size,
-            "dtype": config.speed_dtype,
+            **self.watch.about,
+            "batch_size": conditions.batch_size,
+            "dtype": conditions.dtype,
             "modes": list(self.watch.contest.modes),
             "mode": timed["modes"]["slim"],
             "host_mode": timed["modes"]["host"],
             "seconds_per_batch": timed["seconds"]["slim"],
             "host_seconds_per_batch": timed["seconds"]["host"],
             "spread": timed["spread"],
-            "grain": self.cost.grain,
+            "multiple": self.cost.multiple,
         }
         if predicted < self.speedup * (1 - FAR):
             self._warn(f"The closest plan is {predicted:.2f}× as fast as the host, not {self.speedup:g}× as asked.")
@@ -96,52 +81,73 @@ class SpeedBudget:
         """Prices from timed blocks, made right for a whole network about as fast as asked."""
         parts, times = [], []
         for counts in self._probes():
-            parts += [parts_of(self.kind, block) for block in blocks_of(self.kind, counts)]
-            times += self.watch.blocks(self._sketch(counts))
-        rest = self.watch.rest(self._sketch(self.slots.everything))
-        rough = LatencyCost(self.kind, tuple(fit_prices(parts, times)), rest, self.watch.grain())
+            parts += parts_of(self.info, self.draft.steps(counts, ()))
+            times += self.watch.blocks(self.draft.sketch(counts))
+        rest = self.watch.rest(self.draft.sketch(self.schedule.everything))
+        rough = LatencyCost(self.draft, tuple(fit_prices(parts, times)), rest, self.watch.multiple())
         near = self._near()
         return rough.right_for(near, self._share(near))
 
     def _probes(self) -> list[Counts]:
         """Networks whose blocks are timed: removing evenly to various ends, and at once early or half-way."""
-        slots, patches = self.slots, self.info.patches
-        if not slots.blocks:  # one block, of which only the prefix is read
-            return [slots.everything]
-        even = [slots.counts([(1 - end) * patches / slots.blocks] * slots.blocks, 1.0) for end in ENDS]
+        schedule, patches = self.schedule, self.info.patches
+        if not schedule.blocks:  # one block, of which only the prefix is read
+            return [schedule.everything]
+        even = [schedule.counts([(1 - end) * patches / schedule.blocks] * schedule.blocks, 1.0) for end in ENDS]
         sudden = []
-        for place in {0, slots.blocks // 2}:
-            removals = [0.0] * slots.blocks
+        for place in {0, schedule.blocks // 2}:
+            removals = [0.0] * schedule.blocks
             removals[place] = patches / 2
-            sudden.append(slots.counts(removals, 1.0))
+            sudden.append(schedule.counts(removals, 1.0))
         return list(dict.fromkeys([*even, *sudden]))
 
     def _near(self) -> Counts:
         """A network about as fast as asked, by its MACs."""
-        limit = self.ratio * host_macs(self.info)
-        return self.slots.fit([1.0] * self.slots.blocks, lambda counts: self.kind.of(counts) <= limit)
+        limit, macs = self.ratio * host_macs(self.info), MacCost(self.draft)
+        return self.schedule.fit([1.0] * self.schedule.blocks, lambda counts: macs.of(counts) <= limit)
 
     def _share(self, counts: Counts) -> float:
-        return float(self.watch.whole(self._sketch(counts))["share"])
-
-    def _sketch(self, counts: Counts) -> SlimPlan:
-        return sketch(self.info, self.watch.config, counts)
+        return float(self.watch.whole(self.draft.sketch(counts))["share"])
 
     def _check_reachable(self) -> None:
         """Raise BudgetError, saying what can be reached, when the speed-up can't; the least network tells."""
-        least = fewest(self.info, self.watch.config)
+        least = self.draft.fewest()
         if self.cost.share(least) < 0.9 * self.ratio:
             return
         share = self._share(least)
         if share > self.ratio:
             raise BudgetError(
-                f"{self._case()} can't be made {self.speedup:g}× as fast with {self.kind.select} patches and removed "
-                f"set to {self.kind.removed}; {math.floor(100 / share + 1e-6) / 100:.2f}× is the most."
+                f"{self._case()} can't be made {self.speedup:g}× as fast by {self.method}; "
+                f"{math.floor(100 / share + 1e-6) / 100:.2f}× is the most."
             )
 
     def _case(self) -> str:
-        config, place = self.watch.config, self.watch.place
-        return f"{self.info.name} on {place['device']} (batch {config.speed_batch_size}, {config.speed_dtype})"
+        conditions, device = self.watch.conditions, self.watch.about["device"]
+        return f"{self.info.name} on {device} (batch {conditions.batch_size}, {conditions.dtype})"
+
+
+def meet_speedup(
+    find: Find[Found], timer: Timer, speedup: float, start: float | None = None
+) -> tuple[tuple[SlimPlan, Found], dict[str, Any]]:
+    """The plan that comes closest to a speed-up, and how it was timed.
+
+    `find` begins at the share `start`, else at 1 / speedup; the share is then corrected by what was missed.
+    """
+    wanted = 1 / speedup
+    ratio, ratios = wanted if start is None else start, list[float]()
+    tried: list[tuple[float, dict[str, Any], tuple[SlimPlan, Found]]] = []
+    for _ in range(ROUNDS):
+        plan, found = find(ratio)
+        timed = timer(plan)
+        missed = abs(speedup * timed["share"] - 1)
+        known = any(plan == other for _, _, (other, _) in tried)
+        tried.append((missed, timed, (plan, found)))
+        if missed <= CLOSE or known:
+            break
+        ratios.append(ratio)
+        ratio = next_guess(ratios, [one[1]["share"] for one in tried], wanted)
+    _, timed, best = min(tried, key=lambda one: one[0])
+    return best, timed
 
 
 def next_guess(given: Sequence[float], found: Sequence[float], wanted: float) -> float:

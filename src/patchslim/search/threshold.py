@@ -8,27 +8,43 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from patchslim.evidence.features import Features
 from patchslim.hosts import Host
-from patchslim.macs import macs_under
+from patchslim.macs import macs_of_image
 from patchslim.plan import SlimPlan
-from patchslim.search.features import Features
-from patchslim.slim.assemble import slim_blocks
-from patchslim.slim.packed import PackedBlock
+from patchslim.slim import slim_blocks
+from patchslim.steps import Step
+from patchslim.steps.threshold import Threshold
 
 CLOSE = 0.002  # of the budget
 ROUNDS = 10
 
 
-def calibrate(
-    host: Host, features: Features, plan: SlimPlan, predictors: Mapping[int, nn.Module], budget: int
-) -> SlimPlan:
-    """A top-k plan as one with thresholds: every block keeps the plan's counts on average, scaled alike in all blocks
-    until the images' mean MACs meet the budget from below."""
+def with_thresholds(plan: SlimPlan, selector: str, hidden: int) -> SlimPlan:
+    """A plan that predicts a fixed number per block as one with thresholds, which are still to be found.
+
+    Where the head reads patches, all images end alike, so the last block chooses too.
+    """
+    least, depth, steps = max(1, plan.counts[-1]), plan.host.depth, list[Step]()
+    fields: dict[str, Any] = {"selector": selector, "hidden": hidden}
+    for layer, (step, count) in enumerate(zip(plan.steps, plan.counts, strict=True), start=1):
+        if layer == depth and count:
+            steps.append(Threshold(n=count, least=count, **fields))
+        elif layer in plan.choosing:
+            steps.append(Threshold(n=count, above=0.0, least=least, **fields))
+        else:
+            steps.append(step)
+    return plan.with_(steps=steps, average_macs=0)
+
+
+def calibrate(host: Host, features: Features, plan: SlimPlan, parts: Mapping[int, nn.Module], budget: int) -> SlimPlan:
+    """Every block keeps the plan's counts on average, scaled alike in all blocks until the images' mean MACs meet the
+    budget from below."""
     low, high, scale = 0.0, 2.0, 1.0  # at 0 every image keeps its best few only
     best: SlimPlan | None = None
     for _ in range(ROUNDS):
-        trial = _at_scale(host, features, plan, predictors, scale)
-        macs = trial.predictor.average_macs if trial.predictor else None
+        trial = _at_scale(host, features, plan, parts, scale)
+        macs = trial.average_macs
         assert macs is not None
         if macs <= budget:
             low, best = scale, trial
@@ -37,33 +53,29 @@ def calibrate(
         else:
             high = scale
         scale = (low + high) / 2
-    return best or _at_scale(host, features, plan, predictors, low)
+    return best or _at_scale(host, features, plan, parts, low)
 
 
 @torch.no_grad()
 def _at_scale(
-    host: Host, features: Features, plan: SlimPlan, predictors: Mapping[int, nn.Module], scale: float
+    host: Host, features: Features, plan: SlimPlan, parts: Mapping[int, nn.Module], scale: float
 ) -> SlimPlan:
     """Thresholds, block by block from the first, by which `scale` times the plan's counts stay on average."""
-    info = host.info
-    trial = _with(plan, [0.0] * info.depth, 0)
-    blocks: list[Any] = slim_blocks(host, trial, predictors)
+    prefix = host.info.prefix_tokens
+    blocks: list[Any] = slim_blocks(host, plan, parts)
     features.focus((0,))
-    states: list[Any] = [x for (x,) in features.batches(0)]
-    thresholds, kept = [], []
-    for layer, (block, count) in enumerate(zip(blocks, plan.counts, strict=True), start=1):
-        assert isinstance(block, PackedBlock)
-        if layer == info.depth:  # all images end alike
-            thresholds.append(0.0)
-            kept.append([count] * features.count)
-            break
-        if layer in trial.choosing:
-            block.threshold = _quantile([block.scores(state) for state in states], scale * count)
-        thresholds.append(block.threshold)
-        states = [block(state) for state in states]
-        kept.append([length - info.prefix_tokens for state in states for length in state.lengths])
-    macs = [macs_under(info, trial, counts) for counts in zip(*kept, strict=True)]
-    return _with(plan, thresholds, round(sum(macs) / len(macs)))
+    states: list[Any] = [blocks[0].enter(x) for (x,) in features.batches(0)]
+    steps, kept = list[Step](), []
+    for block, step, count in zip(blocks, plan.steps, plan.counts, strict=True):
+        if isinstance(step, Threshold) and step.above is not None:
+            scores = [block.step.scores(state, host.math.read(block, state.x).y) for state in states]
+            block.step.above = _quantile(scores, scale * count)
+            step = step.model_copy(update={"above": block.step.above})
+        steps.append(step)
+        states = [block.run(state) for state in states]
+        kept.append([number for state in states for number in state.counts(prefix)])
+    macs = [macs_of_image(host.info, steps, counts) for counts in zip(*kept, strict=True)]
+    return plan.with_(steps=steps, average_macs=round(sum(macs) / len(macs)))
 
 
 def _quantile(scores: Sequence[Tensor], mean: float) -> float:
@@ -74,9 +86,3 @@ def _quantile(scores: Sequence[Tensor], mean: float) -> float:
     rank = min(max(round(mean * images), 1), len(flat)) - 1
     after = min(rank + 1, len(flat) - 1)
     return float(flat[rank].double() + flat[after].double()) / 2 if after > rank else float(flat[rank]) - 1.0
-
-
-def _with(plan: SlimPlan, thresholds: list[float], macs: int) -> SlimPlan:
-    assert plan.predictor is not None
-    changed = {"mode": "threshold", "thresholds": thresholds, "average_macs": macs}
-    return plan.model_copy(update={"predictor": plan.predictor.model_copy(update=changed)})

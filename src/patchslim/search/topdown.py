@@ -4,22 +4,32 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
+from patchslim.cache import Cache, Key
 from patchslim.errors import PatchslimError
+from patchslim.events import Listener
+from patchslim.evidence.features import Features
+from patchslim.evidence.network import Network, Partial, relative_error
+from patchslim.evidence.scoring import Score, score_block
 from patchslim.hosts import Host
-from patchslim.search.config import SearchConfig
-from patchslim.search.cost import Cost, MacCost, snapped
-from patchslim.search.features import Features
-from patchslim.search.ledger import Key, Ledger
-from patchslim.search.network import Network, Partial, relative_error
-from patchslim.search.scoring import score_block
+from patchslim.search.cost import Cost
+from patchslim.search.schedule import make_divisible
 from patchslim.search.tuning import tune_block
 
-Listener = Callable[[Mapping[str, Any]], None]
+@dataclass(frozen=True)
+class Algorithm:
+    """The settings of Algorithm 1."""
+
+    score: Score = "impact"
+    step: int = 10  # r': patches added at a time
+    tune_epochs: int = 3  # epochs of block tuning on cached features
+    learning_rate: float = 5e-5  # of block tuning
+    carry: bool = False  # removed patches stay as keys and values (Eq. 2 to the letter)
+    seed: int = 0
 
 
 class OverBudget(Exception):
@@ -33,15 +43,14 @@ class TopDown:
         self,
         host: Host,
         features: Features,
-        config: SearchConfig,
-        ledger: Ledger,
+        settings: Algorithm,
+        cache: Cache,
         listen: Listener,
-        cost: Cost | None = None,
+        cost: Cost,
     ) -> None:
-        self.host, self.features, self.config = host, features, config
-        self.ledger, self.listen = ledger, listen
-        self.cost = cost or MacCost.under(host.info, config)
-        self.network = Network(host, config.removed)
+        self.host, self.features, self.settings = host, features, settings
+        self.cache, self.listen, self.cost = cache, listen, cost
+        self.network = Network(host, settings.carry)
 
     @property
     def start(self) -> Partial:
@@ -80,11 +89,11 @@ class TopDown:
         self.features.focus(self._layers(layer))
         # Errors of untuned blocks hold for every tolerance; tuning stops where the tolerance says.
         key: Key = (layer, partial.key(), tune, tolerance if tune else None)
-        entry = self.ledger.get(key) or {"order": self._order(partial, layer), "errors": {}}
+        entry = self.cache.get(key) or {"order": self._order(partial, layer), "errors": {}}
         order: list[int] = entry["order"]
         errors: dict[str, float] = dict(entry["errors"])
         block = self.host.blocks[layer - 1]
-        tuned = self.ledger.block(key, block) if tune and errors else None
+        tuned = self.cache.module(key, block) if tune and errors else None
         count = 0
         for count in candidates:
             if str(count) not in errors:
@@ -94,7 +103,7 @@ class TopDown:
             if errors[str(count)] <= tolerance:
                 break
         if len(errors) > len(entry["errors"]):
-            self.ledger.put(key, {"order": order, "errors": errors}, tuned)
+            self.cache.put(key, {"order": order, "errors": errors}, tuned)
         error = errors[str(count)]
         self.listen({"event": "decided", "block": layer, "patches": count, "error": error})
         return partial.extended(layer, order, count, error, tuned)
@@ -105,18 +114,20 @@ class TopDown:
 
     def _order(self, partial: Partial, layer: int) -> list[int]:
         """Line 6: patches of m_{l+1} first, as they are; then the others by score."""
-        scores = score_block(self.network, self.features, partial, layer, self.config).tolist()
+        scores = score_block(
+            self.network, self.features, partial, layer, self.settings.score, self.settings.seed
+        ).tolist()
         kept = partial.order[: partial.counts.get(layer + 1, 0)]
         others = sorted(set(range(self.host.info.patches)) - set(kept), key=lambda i: (-scores[i], i))
         return kept + others
 
     def _candidates(self, partial: Partial, layer: int) -> Iterator[int]:
         """Patches to try: those of m_{l+1}, then r' more at a time, to all (a pool needs at least one)."""
-        info, grain = self.host.info, self.cost.grain
-        count = snapped(info, grain, partial.counts.get(layer + 1, 1))
+        info, multiple = self.host.info, self.cost.multiple
+        count = make_divisible(info, multiple, partial.counts.get(layer + 1, 1))
         while count < info.patches:
             yield count
-            count = snapped(info, grain, count + self.config.step)
+            count = make_divisible(info, multiple, count + self.settings.step)
         yield info.patches
 
     def _output_error(self, partial: Partial, layer: int, order: list[int], count: int) -> Callable[..., Tensor]:
@@ -157,7 +168,8 @@ class TopDown:
             block,
             self._output_error(partial, layer, order, count),
             lambda: self.features.batches(*self._layers(layer)),
-            self.config,
+            self.settings.tune_epochs,
+            self.settings.learning_rate,
         )
         before = self._error(partial, layer, order, count, block)
         after = self._error(partial, layer, order, count, tuned)

@@ -1,8 +1,22 @@
-"""Slim models: how a plan runs, the masked oracle, and run folders."""
+"""From host and plan to a model: assemble it, trace its tokens, and the masked reference."""
 
-from patchslim.slim.assemble import apply, full_plan, is_slim
-from patchslim.slim.masked import masked_logits
-from patchslim.slim.model import SlimModel
-from patchslim.slim.store import load, load_host, save
+from patchslim.slim.assemble import apply, assembled_, full_plan, is_slim, own_keys, plan_of, slim_blocks
+from patchslim.slim.block import SlimBlock, State
+from patchslim.slim.reference import masked_logits
+from patchslim.slim.trace import image_macs, sources, states_of
 
-__all__ = ["SlimModel", "apply", "full_plan", "is_slim", "load", "load_host", "masked_logits", "save"]
+__all__ = [
+    "SlimBlock",
+    "State",
+    "apply",
+    "assembled_",
+    "full_plan",
+    "image_macs",
+    "is_slim",
+    "masked_logits",
+    "own_keys",
+    "plan_of",
+    "slim_blocks",
+    "sources",
+    "states_of",
+]

@@ -2,7 +2,7 @@
 
 from patchslim.timing.contest import Contest, Timed
 from patchslim.timing.latency import Clock, Timing, in_turns, time_side_by_side
-from patchslim.timing.place import device_name
+from patchslim.timing.device import device_name
 from patchslim.timing.running import DTYPES
 
 __all__ = [

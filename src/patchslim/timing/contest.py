@@ -12,7 +12,7 @@ from patchslim.errors import PatchslimError, first_words
 from patchslim.timing.latency import Clock, Timing, in_turns
 from patchslim.timing.memory import out_of_memory
 from patchslim.timing.modes import Prepared, prepare
-from patchslim.timing.place import device_name
+from patchslim.timing.device import device_name
 from patchslim.timing.running import forget_compiled
 
 

@@ -1,0 +1,90 @@
+"""What a search has found out, so that it serves other ratios and an interrupted search goes on where it was.
+
+A search is deterministic, so resuming is running it again with a memory: every entry is one line of `ledger.jsonl`,
+written after its weights. A line cut short by a crash is ignored.
+"""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from patchslim.errors import PatchslimError, RunError
+from patchslim.hosts.weights import load_weights_, write_weights
+
+Key = tuple[Any, ...]
+ENTRIES = "ledger.jsonl"
+
+
+class Cache:
+    """Entries by key, in memory and, given a folder, on disk."""
+
+    def __init__(self, folder: Path | None = None) -> None:
+        self.folder = folder
+        self.entries: dict[str, dict[str, Any]] = {}
+        self.modules: dict[str, nn.Module] = {}
+        if folder is not None:
+            folder.mkdir(parents=True, exist_ok=True)
+            self._read(folder / ENTRIES)
+
+    def _read(self, path: Path) -> None:
+        if not path.exists():
+            return
+        whole = 0
+        for line in path.read_bytes().splitlines(keepends=True):
+            try:
+                entry = json.loads(line)
+            except ValueError:
+                break
+            if not line.endswith(b"\n"):
+                break
+            if not (isinstance(entry, dict) and "key" in entry):
+                raise RunError(f"{path} is damaged, so the search can't be resumed; remove the folder and start again.")
+            whole += len(line)
+            self.entries[entry.pop("key")] = entry
+        os.truncate(path, whole)  # what a crash cut short must not run into the next line
+
+    def get(self, key: Key) -> dict[str, Any] | None:
+        """The entry under a key, if there is one."""
+        return self.entries.get(_name(key))
+
+    def put(self, key: Key, entry: dict[str, Any], module: nn.Module | None = None) -> None:
+        """Keep an entry, with a module where there is one; on disk before this returns."""
+        name = _name(key)
+        if module is not None:
+            self.modules[name] = module
+        if self.folder is not None:
+            if module is not None:
+                write_weights(self._weights(name), module.state_dict())
+            with (self.folder / ENTRIES).open("a", encoding="utf-8") as file:
+                file.write(json.dumps({"key": name} | entry) + "\n")
+                file.flush()
+                os.fsync(file.fileno())
+        self.entries[name] = entry
+
+    def module(self, key: Key, like: nn.Module) -> nn.Module:
+        """The module of an entry; `like` gives its structure."""
+        name = _name(key)
+        if name not in self.modules:
+            found = copy.deepcopy(like)
+            try:
+                load_weights_(found, self._weights(name))
+            except PatchslimError as error:
+                raise RunError(f"The search can't be resumed: {error}") from None
+            self.modules[name] = found
+        return self.modules[name]
+
+    def _weights(self, name: str) -> Path:
+        if self.folder is None:
+            raise KeyError(name)
+        return self.folder / f"module-{hashlib.sha256(name.encode()).hexdigest()[:16]}.safetensors"
+
+
+def _name(key: Key) -> str:
+    return json.dumps(key)

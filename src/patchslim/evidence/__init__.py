@@ -1,0 +1,1 @@
+"""What images say of patches: cached features, impact, Taylor importance, coverage, distances, trained selectors."""

@@ -1,0 +1,168 @@
+"""How far apart patches are, and what they weigh: what it does to the head's readout when one takes another's place.
+
+The gradient of the readout in a patch's token, g, says to first order what moving the token by δ does: (gᵀδ)². Its mean
+over the other patches of the image, δ = x_j − x_i, is how much patch i matters, u. A block's distance takes two things
+apart. Directions: δᵀ M δ with M = E[g gᵀ / u], in the few directions in which tokens differ most by it: the features of
+`c` channels whose squared distance comes nearest to it. And how much: log u, less what the class token's attention says
+of it already, as a linear function of the token, by least squares within images.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from patchslim.errors import PatchslimError
+from patchslim.hosts import Host
+from patchslim.kernels.attention import plain
+from patchslim.evidence.taylor import probes
+from patchslim.evidence.derivatives import images_at_once, read_blocks
+from patchslim.evidence.features import Features
+from patchslim.cache import Cache
+from patchslim.events import Listener
+from patchslim.steps.merge import distance_channels, make_distance
+from patchslim.kernels.match import learnt_weight
+
+PROBES = 4  # random directions of the readout per image; images and patches average the noise
+RIDGE = 0.01  # of the average variance, so that few images do not make weights of noise
+TINY = 1e-30
+
+
+@dataclass
+class Moments:
+    """Sums over the patches that enter one block."""
+
+    form: Tensor  # (d, d): Σ g gᵀ / u
+    spread: Tensor  # (d, d): Σ (x - x̄)(x - x̄)ᵀ, x̄ of the patch's own image
+    lean: Tensor  # (d,): Σ (x - x̄) log(u / w), w what patches weigh anyway
+    total: Tensor  # (d,): Σ x
+    patches: int = 0
+
+    @classmethod
+    def empty(cls, width: int, device: torch.device) -> Moments:
+        """Of nothing yet."""
+        form, spread = torch.zeros(2, width, width, device=device)
+        lean, total = torch.zeros(2, width, device=device)
+        return cls(form, spread, lean, total)
+
+    def add_(self, x: Tensor, grads: Tensor, weight: Tensor) -> None:
+        """Some images' patches x (B, N, d), gradients (K, B, N, d), what they weigh anyway (B, N)."""
+        rows = x - x.mean(dim=1, keepdim=True)
+        matter = replacement(x, grads).clamp_min(TINY)  # (B, N)
+        scaled = (grads * matter.rsqrt()[..., None]).flatten(0, 2)
+        self.form += scaled.T @ scaled
+        self.spread += rows.flatten(0, 1).T @ rows.flatten(0, 1)
+        self.lean += torch.einsum("bnd,bn->d", rows, (matter / weight).log())
+        self.total += x.sum(dim=(0, 1))
+        self.patches += x.shape[0] * x.shape[1]
+
+
+def replacement(x: Tensor, grads: Tensor) -> Tensor:
+    """u: what it does, to first order, when another of the image's patches takes a patch's place, the mean over all of
+    them: Σ_k mean_j (gᵀ(x_j − x_i))², x (B, N, d), grads (K, B, N, d) → (B, N)."""
+    found = torch.zeros_like(x[..., 0])
+    for grad in grads:
+        moved = grad @ x.transpose(1, 2)  # (B, N, N): gᵀ x_j
+        found += (moved - moved.diagonal(dim1=1, dim2=2)[..., None]).square().mean(dim=2)
+    return found
+
+
+def find_distances(host: Host, features: Features, cache: Cache, seed: int, listen: Listener) -> dict[int, nn.Module]:
+    """A distance for every block that may choose, by number."""
+    layers = range(1, read_blocks(host.info) + 1)
+    fresh = {layer: _fresh(host, layer) for layer in layers}
+    if all(cache.get(("distance", layer)) is not None for layer in layers):
+        return {layer: cache.module(("distance", layer), fresh[layer]).to(features.device) for layer in layers}
+    listen({"event": "distances"})
+    for layer, moments in zip(layers, gather(host, features, seed), strict=True):
+        set_distance_(fresh[layer], moments)
+        cache.put(("distance", layer), {}, fresh[layer])
+    return {layer: distance.to(features.device) for layer, distance in fresh.items()}
+
+
+def _fresh(host: Host, layer: int) -> nn.Linear:
+    width, channels = host.info.blocks[layer - 1].width, distance_channels(host.info)
+    with torch.random.fork_rng(devices=[]):  # what it begins with is overwritten
+        return make_distance(width, channels).requires_grad_(False).eval()
+
+
+def gather(host: Host, features: Features, seed: int) -> list[Moments]:
+    """The moments of every block that may choose, over all images."""
+    info = host.info
+    found = [Moments.empty(shape.width, features.device) for shape in info.blocks[: read_blocks(info)]]
+    generator = torch.Generator().manual_seed(seed)
+    features.focus((0,))
+    for (batch,) in features.batches(0):
+        for x in batch.split(images_at_once(info)):
+            _add_(host, x, found, generator)
+    return found
+
+
+def _add_(host: Host, x: Tensor, found: list[Moments], generator: torch.Generator) -> None:
+    """Add some images' patches: x = Z_0 (B, p + N, d)."""
+    prefix = host.info.prefix_tokens
+    with torch.enable_grad():
+        tokens, weights, read = _forward(host, x, len(found))
+        directions = probes(read.detach().float(), PROBES, generator)
+        along = torch.einsum("bf,bfk->bk", read.float(), directions)
+        grads = [
+            torch.autograd.grad(along[:, probe].sum(), tokens, retain_graph=probe + 1 < PROBES)
+            for probe in range(PROBES)
+        ]
+    for layer, (moments, weight) in enumerate(zip(found, weights, strict=True)):
+        stack = torch.stack([of_probe[layer][:, prefix:].float() for of_probe in grads])
+        moments.add_(tokens[layer].detach()[:, prefix:].float(), stack, weight)
+
+
+def _forward(host: Host, x: Tensor, blocks: int) -> tuple[list[Tensor], list[Tensor], Tensor]:
+    """What enters each of the first blocks (B, p + N, d), what its patches weigh (B, N), and the readout (B, F)."""
+    info, math = host.info, host.math
+    tokens, weights = [], []
+    x = x.detach().requires_grad_()
+    for layer, block in enumerate(host.blocks, start=1):
+        incoming = math.read(block, x)
+        if layer <= blocks:
+            tokens.append(x)
+            weights.append(_weight(host, block, incoming))
+        stays = info.tokens if layer < info.depth or info.reads_patches else info.prefix_tokens
+        x = math.compute(block, x[:, :stays], incoming, plain)
+    return tokens, weights, host.features(x).flatten(1)
+
+
+@torch.no_grad()
+def _weight(host: Host, block: nn.Module, incoming: Any) -> Tensor:
+    """What matching weighs patches by (B, N) whatever is learnt."""
+    info, importance = host.info, None
+    if info.reads_class:
+        importance = host.math.class_attention(block, incoming, None)[:, info.prefix_tokens :] * info.patches
+    return learnt_weight(torch.zeros(len(incoming.y), info.patches, device=incoming.y.device), importance)
+
+
+def set_distance_(distance: nn.Linear, moments: Moments) -> None:
+    """Features, at such a scale that patches of an image differ from its mean by 1 on average, and the logarithm of the
+    weight; both 0 for the average patch, which keeps numbers small: half precision has few digits."""
+    if not bool(moments.form.isfinite().all() & moments.spread.isfinite().all() & moments.lean.isfinite().all()):
+        raise PatchslimError("A gradient is not a finite number; the model's weights or the images are broken.")
+    count = max(1, moments.patches)
+    form, spread, lean = (own.double().cpu() / count for own in (moments.form, moments.spread, moments.lean))
+    root = _root(form / form.trace().clamp_min(TINY))
+    _, axes = torch.linalg.eigh(root @ spread @ root)  # smallest first
+    features = root @ axes[:, 1 - distance.out_features :]  # (d, c)
+    features = features / (features * (spread @ features)).sum().clamp_min(TINY).sqrt()
+    ridge = (RIDGE * spread.diagonal().mean()).clamp_min(TINY) * torch.eye(len(spread), dtype=spread.dtype)
+    slope = torch.linalg.solve(spread + ridge, lean)
+    linear = torch.cat([features, slope[:, None]], dim=1)  # (d, c + 1)
+    mean = moments.total.double().cpu() / count
+    with torch.no_grad():
+        distance.weight.copy_(linear.T)
+        distance.bias.copy_(-(mean @ linear))
+
+
+def _root(form: Tensor) -> Tensor:
+    """The symmetric root of a positive semi-definite matrix."""
+    values, vectors = torch.linalg.eigh(form)
+    root: Tensor = (vectors * values.clamp_min(0).sqrt()) @ vectors.T
+    return root

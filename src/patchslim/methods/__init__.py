@@ -1,0 +1,59 @@
+"""One file per method, ours and the peers'; the registry. Every module in this folder registers its own."""
+
+from importlib import import_module
+from pkgutil import iter_modules
+
+from patchslim.methods.base import DEFAULT, Fitted, Method, describe, make, names, package_of, register, settings_of
+from patchslim.methods.run import fit, model_of
+from patchslim.methods.task import Task
+
+for _module in iter_modules(__path__):
+    import_module(f"{__name__}.{_module.name}")
+
+from patchslim.methods.baselines import Attention, Radial, Random, Spread, Uniform
+from patchslim.methods.cover import Cover
+from patchslim.methods.dps import DPS
+from patchslim.methods.drop import Drop
+from patchslim.methods.dynamicvit import DynamicViT
+from patchslim.methods.evit import EViT
+from patchslim.methods.hvt import HVT
+from patchslim.methods.merge import Merge
+from patchslim.methods.power import Power
+from patchslim.methods.predict import Predict
+from patchslim.methods.ps import PS
+from patchslim.methods.scop import SCOP
+from patchslim.methods.tome import ToMe
+from patchslim.methods.vtp import VTP
+
+__all__ = [
+    "DEFAULT",
+    "DPS",
+    "HVT",
+    "PS",
+    "SCOP",
+    "VTP",
+    "Attention",
+    "Cover",
+    "Drop",
+    "DynamicViT",
+    "EViT",
+    "Fitted",
+    "Merge",
+    "Method",
+    "Power",
+    "Predict",
+    "Radial",
+    "Random",
+    "Spread",
+    "Task",
+    "ToMe",
+    "Uniform",
+    "describe",
+    "fit",
+    "make",
+    "model_of",
+    "names",
+    "package_of",
+    "register",
+    "settings_of",
+]

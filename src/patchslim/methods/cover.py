@@ -1,0 +1,49 @@
+"""`cover`: the same patches stay for all images, and the others join them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from patchslim.evidence.coverage_sets import CoverageSets
+from patchslim.hosts import HostInfo
+from patchslim.methods.base import Fitted, Method, register
+from patchslim.methods.merge import check_blocks
+from patchslim.methods.task import Task
+from patchslim.plan import SlimPlan, static_plan, static_steps
+from patchslim.search import Draft, Drops
+from patchslim.search.schedule import Counts
+from patchslim.steps import Step
+
+
+@register("cover")
+@dataclass(frozen=True)
+class Cover(Method):
+    """The same patches stay for all images, those that cover the others best; each other one joins, in the image at
+    hand, the patch that it resembles most.
+
+    Accuracy and speed lie between merge and drop.
+    Take it where the graph must have no sort: exported models, compilers that know few operators.
+    """
+
+    blocks: int | None = None  # merge in at most so many blocks; none: any
+
+    def __post_init__(self) -> None:
+        check_blocks(self.blocks)
+
+    def draft(self, info: HostInfo, sets: CoverageSets | None = None) -> Draft:
+        """Steps that join patches; whole plans need the sets."""
+
+        def plan(counts: Counts, drops: Drops) -> SlimPlan:
+            assert sets is not None
+            return static_plan(info, sets.kept(counts), "cover", drops, method=self.name)
+
+        def steps(counts: Counts, drops: Drops) -> list[Step]:
+            return static_steps(info, counts, "cover", drops)
+
+        return Draft(info, steps, plan, merges=True, most=self.blocks, fields={"method": self.name})
+
+    def fit(self, task: Task) -> Fitted:
+        """Find which patches cover the others, then how many each block keeps."""
+        sets = task.once("coverage", lambda: CoverageSets(task.host, task.features))
+        plan, error = task.allocate(self.draft(task.info, sets), self.name)
+        return Fitted(plan, errors={"readout": error})

@@ -1,0 +1,26 @@
+"""`dps`: the paper's dynamic method."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+from patchslim.evidence.scoring import Score
+from patchslim.methods.base import register
+from patchslim.methods.predict import Predict
+
+
+@register("dps")
+@dataclass(frozen=True)
+class DPS(Predict):
+    """The paper's dynamic method: its module G (channels pooled, a linear layer over the patch positions) learns the
+    impact score of each image, and the other patches leave.
+
+    Counts per block come from the measured search.
+    Take it to reproduce the paper.
+    """
+
+    removed: Literal["merge", "drop"] = "drop"
+
+    score: ClassVar[Score] = "impact"
+    paper: ClassVar[bool] = True

@@ -1,0 +1,36 @@
+"""`drop`: the same patches leave in all images."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from patchslim.hosts import HostInfo
+from patchslim.methods.base import Fitted, Method, register
+from patchslim.methods.task import Task
+from patchslim.plan import static_steps
+from patchslim.search import Draft
+from patchslim.search.greedy import Greedy
+
+
+@register("drop")
+@dataclass(frozen=True)
+class Drop(Method):
+    """The same patches leave in all images, one after the other, each time the one whose removal changes the output
+    least.
+
+    Blocks only slice: the plainest graph and the most speed, at every batch size, but more accuracy is lost.
+    Take it for edge devices and small batches, and fine-tune afterwards.
+    """
+
+    def draft(self, info: HostInfo) -> Draft:
+        """Slices."""
+        fields = {"method": self.name}
+        return Draft(info, lambda counts, drops: static_steps(info, counts, "slice"), empties=True, fields=fields)
+
+    def fit(self, task: Task) -> Fitted:
+        """Greedy reconstruction by Taylor importance."""
+        limit = task.limit(self.draft(task.info), self.name)
+        greedy = Greedy(task.host, task.features, task.cache, task.progress, limit, task.seed)
+        plan, error = greedy.search(task.target.allowed)
+        task.note_speed(limit)
+        return Fitted(plan, errors={"readout": error})

@@ -1,0 +1,130 @@
+"""`dynamicvit`: DynamicViT (Rao et al., DynamicViT: Efficient Vision Transformers with Dynamic Token Sparsification,
+NeurIPS 2021)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from patchslim.data.views import seeded
+from patchslim.errors import BudgetError
+from patchslim.hosts import Host, HostInfo
+from patchslim.macs import steps_macs
+from patchslim.methods.base import Fitted, Method, register
+from patchslim.methods.learn import Lessons, check_epochs
+from patchslim.methods.masked import outputs_under, weighted
+from patchslim.methods.rates import rates, stages
+from patchslim.methods.task import Task
+from patchslim.methods.tome import reads_only
+from patchslim.plan import make_plan
+from patchslim.recover.outputs import Outputs
+from patchslim.slim.assemble import fingerprint, own_weights
+from patchslim.steps import Step
+from patchslim.steps.dynamicvit import DynamicViT as DynamicViTStep
+from patchslim.steps.dynamicvit import KeepPredictor
+from patchslim.steps.keep import Keep
+from patchslim.steps.slice import Slice
+
+LEARNING_RATE = 1e-3
+RATIO_WEIGHT, DISTILL_WEIGHT, TOKEN_WEIGHT = 2.0, 0.5, 0.5  # the paper's
+
+
+@register("dynamicvit")
+@dataclass(frozen=True)
+class DynamicViT(Method):
+    """DynamicViT: before three blocks a small predictor says which patches stay; with a base keep rate ρ, it is ρ, ρ²
+    and ρ³ of them.
+
+    The predictors learn by Gumbel-softmax and attention masking on the images, without labels, the host frozen.
+    Take it for comparison.
+    """
+
+    epochs: int = 20  # over the images, in which the predictors learn
+    readout_only: bool = False  # the last block computes only what the head reads
+
+    def __post_init__(self) -> None:
+        check_epochs(self.epochs)
+
+    def fit(self, task: Task) -> Fitted:
+        """The largest keep rate that fits, with predictors trained for it."""
+        if not stages(task.info):
+            raise BudgetError(f"DynamicViT prunes before later quarters of the blocks, and {task.info.name} has none.")
+        return task.meet(lambda ratio: self._at(task, ratio))
+
+    def _at(self, task: Task, ratio: float) -> Fitted:
+        info = task.info
+        rate = task.first(rates(), lambda own: steps_macs(info, self.steps(info, own)), ratio, "DynamicViT")
+        return self.predicting(task, rate, train(task, rate, self.epochs))
+
+    def predicting(self, task: Task, rate: float, predictors: dict[int, KeepPredictor]) -> Fitted:
+        """The network of the inference phase: patches really go."""
+        plan = make_plan(task.info, self.steps(task.info, rate))
+        weights = own_weights(task.host, plan, predictors)
+        return Fitted(plan.with_(weights=fingerprint(weights)), weights, detail={"keep_rate": rate})
+
+    def steps(self, info: HostInfo, rate: float) -> list[Step]:
+        """⌊ρ^k · N⌋ patches from the k-th stage on, at least one."""
+        begins, steps = stages(info), list[Step]()
+        for layer in range(1, info.depth + 1):
+            only = reads_only(self.readout_only, info, layer)
+            if layer in begins:
+                left = max(1, int(info.patches * rate ** (begins.index(layer) + 1)))
+                steps.append(DynamicViTStep(n=left, prefix_only=only))
+            else:
+                steps.append(Slice(n=0) if only else Keep())
+        return steps
+
+
+class Masks:
+    """The network of the training phase: patches are masked, not removed."""
+
+    def __init__(self, info: HostInfo, predictors: dict[int, KeepPredictor], rate: float) -> None:
+        self.info, self.predictors, self.rate = info, predictors, rate
+
+    def run(self, host: Host, images: Tensor) -> tuple[Tensor, Tensor, list[Tensor]]:
+        """Last tokens (B, p + N, d), how much each counts (B, p + N), and every stage's decisions (B, N)."""
+        prefix, x = self.info.prefix_tokens, host.embed(images)
+        weight, decisions = x.new_ones(x.shape[:2]), []
+        for layer, block in enumerate(host.blocks, start=1):
+            if layer in self.predictors:
+                there = weight[:, prefix:]
+                odds = self.predictors[layer](x[:, prefix:], there)
+                kept = F.gumbel_softmax(odds, hard=True)[..., 0] * there  # what is gone stays gone
+                decisions.append(kept)
+                weight = torch.cat([weight[:, :prefix], kept], dim=1)
+            x = host.math.feed(block, host.math.attend(block, x, weighted(weight)))
+        return x, weight, decisions
+
+    def ratio_loss(self, decisions: list[Tensor]) -> Tensor:
+        """Squared distance of each image's share of kept patches from what the stage should keep, stages averaged."""
+        wanted = [self.rate ** (stage + 1) for stage in range(len(decisions))]
+        parts = [(kept.mean(dim=1) - share).square().mean() for kept, share in zip(decisions, wanted, strict=True)]
+        return torch.stack(parts).mean()
+
+
+def token_loss(tokens: Tensor, taught: Tensor, weight: Tensor) -> Tensor:
+    """Relative squared error of kept tokens' last features: twice (B, n, d), (B, n) → ()."""
+    kept = weight.detach()
+    error = ((tokens - taught).square().sum(dim=2) * kept).sum()
+    return error / (taught.square().sum(dim=2) * kept).sum().clamp_min(1e-12)
+
+
+def train(task: Task, rate: float, epochs: int) -> dict[int, KeepPredictor]:
+    """Predictors by stage, learnt with the backbone frozen."""
+    info, lessons = task.info, Lessons(task, epochs)
+    with seeded(task.seed):
+        predictors = {layer: KeepPredictor(info.width).to(task.device) for layer in stages(info)}
+    masks = Masks(info, predictors, rate)
+
+    def loss(host: Host, images: Tensor, taught: Outputs) -> Tensor:
+        x, weight, decisions = masks.run(host, images)
+        answers = lessons.distillation.compare(outputs_under(host, x, weight), taught)
+        token = token_loss(x, taught.inner, weight)
+        return DISTILL_WEIGHT * answers + TOKEN_WEIGHT * token + RATIO_WEIGHT * masks.ratio_loss(decisions)
+
+    parameters = [parameter for predictor in predictors.values() for parameter in predictor.parameters()]
+    lessons.learn(loss, parameters, LEARNING_RATE)
+    return {layer: predictor.requires_grad_(False).eval() for layer, predictor in predictors.items()}

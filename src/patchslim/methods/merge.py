@@ -1,0 +1,57 @@
+"""`merge`: each image merges patches that say the same."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torch import nn
+
+from patchslim.errors import MethodError
+from patchslim.evidence.distances import find_distances
+from patchslim.hosts import HostInfo
+from patchslim.methods.base import Fitted, Method, register
+from patchslim.methods.counts import steps_by
+from patchslim.methods.task import Task
+from patchslim.search import Draft
+from patchslim.slim.assemble import fingerprint, own_weights
+from patchslim.steps.merge import Merge as MergeStep
+from patchslim.steps.merge import distance_channels
+
+
+@register("merge")
+@dataclass(frozen=True)
+class Merge(Method):
+    """Each image merges patches that say the same, by a distance learnt from what the difference does to the output.
+
+    It keeps the most accuracy of all methods, and needs no training.
+    Take it unless you need the plainest graph or the last bit of speed at batch 1; then take cover or drop.
+    """
+
+    blocks: int | None = 3  # merge in at most so many blocks; more only where these can't remove enough; none: any
+
+    many_images: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        check_blocks(self.blocks)
+
+    def draft(self, info: HostInfo) -> Draft:
+        """Steps that pair patches, so at least half of a block's stay."""
+        channels = distance_channels(info)
+        steps = steps_by(info, lambda n, drop: MergeStep(n=n, channels=channels, drop=drop))
+        return Draft(info, steps, halves=True, merges=True, most=self.blocks, fields={"method": self.name})
+
+    def fit(self, task: Task) -> Fitted:
+        """Learn the distances, then search where to merge how much."""
+        distances: dict[int, nn.Module] = task.once(
+            "distances", lambda: find_distances(task.host, task.features, task.cache, task.seed, task.progress)
+        )
+        plan, error = task.allocate(self.draft(task.info), self.name, distances)
+        weights = own_weights(task.host, plan, distances)
+        return Fitted(plan.with_(weights=fingerprint(weights)), weights, {"readout": error})
+
+
+def check_blocks(blocks: int | None) -> None:
+    """Raise MethodError for a number of blocks that makes no sense."""
+    if blocks is not None and blocks < 1:
+        raise MethodError(f"blocks has to be at least 1, or none for any number, not {blocks}.")

@@ -1,0 +1,100 @@
+"""`ps`: the paper's static method, Algorithm 1; and the scores that it is compared with."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+from torch import Tensor
+
+from patchslim.errors import MethodError
+from patchslim.evidence.network import Partial
+from patchslim.evidence.scoring import Score
+from patchslim.hosts import Host, HostInfo
+from patchslim.methods.base import Fitted, Method, register
+from patchslim.methods.task import Task
+from patchslim.plan import SlimPlan, static_plan, static_steps
+from patchslim.search import Draft
+from patchslim.search.budget import bisect_tolerance, spend_rest
+from patchslim.search.cost import Budget
+from patchslim.search.topdown import Algorithm, TopDown
+
+
+@register("ps")
+@dataclass(frozen=True)
+class PS(Method):
+    """The paper's static method: Algorithm 1 prunes from the last block to the first by the impact score, tunes each
+    block, and adds patches until the error of the next block is within the tolerance.
+
+    With carry=true removed patches stay as keys and values, Eq. 2 to the letter.
+    Take it to reproduce the paper; merge, cover and drop keep more accuracy.
+    """
+
+    step: int = 10  # r': patches added at a time
+    tune_epochs: int = 3  # epochs of block tuning on cached features
+    learning_rate: float = 5e-5  # of block tuning
+    carry: bool = False  # removed patches stay as keys and values
+
+    score: ClassVar[Score] = "impact"
+
+    def __post_init__(self) -> None:
+        if self.step < 1 or self.tune_epochs < 0 or not 0 < self.learning_rate < float("inf"):
+            raise MethodError(
+                "step has to be at least 1, tune_epochs at least 0 and learning_rate a number above 0, not "
+                f"{self.step}, {self.tune_epochs} and {self.learning_rate}."
+            )
+
+    def draft(self, info: HostInfo) -> Draft:
+        """Slices, or patches that are carried along."""
+        kind = "carry" if self.carry else "slice"
+        return Draft(
+            info,
+            lambda counts, drops: static_steps(info, counts, kind),  # type: ignore[arg-type]
+            empties=True,
+            fields={"method": self.name},
+        )
+
+    def algorithm(self, task: Task, limit: Budget) -> TopDown:
+        """Algorithm 1 on the task."""
+        settings = Algorithm(self.score, self.step, self.tune_epochs, self.learning_rate, self.carry, task.seed)
+        return TopDown(task.host, task.features, settings, task.cache, task.progress, limit.cost)
+
+    def fit(self, task: Task) -> Fitted:
+        """Algorithm 1 at the tolerance; for a ratio the tolerance is bisected with untuned blocks."""
+        limit = task.limit(self.draft(task.info), self.name)
+        top_down, tune, allowed = self.algorithm(task, limit), bool(self.tune_epochs), task.target.allowed
+        if allowed is not None:
+            partial, tolerance = top_down.search(allowed, tune), allowed
+        else:
+            partial, tolerance = self._within(task, top_down, limit)
+            # Bisecting with tuned blocks would tune every candidate of every step. Counts come from untuned errors
+            # instead, and tuning runs once, at those counts: docs/notebook/decisions.md has the comparison.
+            partial = top_down.at_counts(partial.counts, tune=True) if tune else partial
+        task.note_speed(limit)
+        errors = {str(layer): partial.errors[layer] for layer in sorted(partial.errors)}
+        plan = self._plan(task.info, partial)
+        return Fitted(plan, tuned_weights(task.host, partial), errors, detail={"tolerance": tolerance})
+
+    def _within(self, task: Task, top_down: TopDown, limit: Budget) -> tuple[Partial, float]:
+        def find(ratio: float) -> tuple[SlimPlan, tuple[Partial, float]]:
+            tolerance, partial = bisect_tolerance(top_down, ratio)
+            counts = spend_rest(task.info, limit.cost, partial.counts, partial.errors, ratio)
+            partial = replace(partial, counts=counts)
+            return self._plan(task.info, partial), (partial, tolerance)
+
+        return limit.meet(find)[1]
+
+    def _plan(self, info: HostInfo, partial: Partial) -> SlimPlan:
+        kept = [partial.order[: partial.counts[layer]] for layer in sorted(partial.counts)]
+        return static_plan(info, kept, "carry" if self.carry else "slice", method=self.name)
+
+
+def tuned_weights(host: Host, partial: Partial) -> Mapping[str, Tensor]:
+    """Weights of tuned blocks under the host's names."""
+    names = {id(module): name for name, module in host.model.named_modules()}
+    return {
+        f"{names[id(host.blocks[layer - 1])]}.{key}": value.detach().clone()
+        for layer, block in sorted(partial.tuned.items())
+        for key, value in block.state_dict().items()
+    }

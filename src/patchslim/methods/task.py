@@ -1,0 +1,185 @@
+"""What a method works on: a host, images, a limit; and four verbs that all methods share."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from patchslim.cache import Cache
+from patchslim.data import ImageSource, as_source
+from patchslim.errors import BudgetError
+from patchslim.events import Listener, silent
+from patchslim.evidence.features import Features
+from patchslim.evidence.network import relative_error
+from patchslim.hosts import Host, HostInfo, open_host, open_slim
+from patchslim.macs import host_macs
+from patchslim.methods.base import Fitted
+from patchslim.plan import SlimPlan
+from patchslim.search import Draft, Target
+from patchslim.search.cost import Budget, MacCost, PlainBudget, check_reachable
+from patchslim.search.measured import Measured
+from patchslim.search.speed import SpeedBudget, meet_speedup
+from patchslim.slim import apply
+from patchslim.timing.stopwatch import Stopwatch
+
+Knob = TypeVar("Knob")
+Thing = TypeVar("Thing")
+STEPS = 8  # halvings of the MAC ratio where a tolerance is the limit
+
+
+@dataclass
+class Task:
+    """One host and its images; labels are never read. What is costly is remembered across ratios.
+
+    `report` says how fast the plan is, once a speed-up was met.
+    """
+
+    host: Host
+    images: ImageSource
+    target: Target = field(default_factory=Target)
+    seed: int = 0
+    batch_size: int = 32
+    memory_gib: float = 2.0  # bound on cached features; past it they are computed again
+    cache: Cache = field(default_factory=Cache)
+    progress: Listener = silent
+    known: dict[Any, Any] = field(default_factory=dict)
+    report: dict[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, model: nn.Module, images: ImageSource | Tensor, target: Target | None = None, **settings: Any) -> Task:
+        """A task for a model, which is left as it was."""
+        host = open_host(copy.deepcopy(model).eval().requires_grad_(False))
+        return cls(host, as_source(images), target or Target(), **settings)
+
+    def at(self, target: Target) -> Task:
+        """The same task with another limit; everything found out so far serves it too."""
+        return replace(self, target=target, report={})
+
+    @property
+    def info(self) -> HostInfo:
+        """The host's description."""
+        return self.host.info
+
+    @property
+    def device(self) -> torch.device:
+        """Where the host is."""
+        return next(self.host.model.parameters()).device
+
+    @property
+    def features(self) -> Features:
+        """The host's features on the images, cached within the bound on memory."""
+        made: Features = self.once(
+            "features", lambda: Features(self.host, self.images, self.batch_size, self.memory_gib * 2**30)
+        )
+        made.focus((0, self.info.depth))
+        return made
+
+    def fresh_host(self) -> Host:
+        """A copy of the host, to build from."""
+        return open_host(copy.deepcopy(self.host.model).eval())
+
+    def once(self, key: Any, make: Callable[[], Thing]) -> Thing:
+        """What is costly: made the first time it is asked for, remembered for other ratios."""
+        if key not in self.known:
+            self.known[key] = make()
+        found: Thing = self.known[key]
+        return found
+
+    def limit(self, draft: Draft, method: str) -> Budget:
+        """What limits plans of a draft: MACs, time, or nothing but their error."""
+        if self.target.macs is not None:
+            check_reachable(draft, self.target.macs, method)
+        if self.target.speedup is None:
+            return PlainBudget(MacCost(draft), self.target.macs)
+        return SpeedBudget(self.stopwatch(), draft, self.target.speedup, method)
+
+    def stopwatch(self, rectangular: bool = True) -> Stopwatch:
+        """Times plans on the device of the host, under the target's conditions."""
+        return Stopwatch(self.host, self.target.conditions, self.cache, self.progress, rectangular=rectangular)
+
+    def allocate(
+        self, draft: Draft, method: str, parts: Mapping[int, nn.Module] | None = None, budget: Budget | None = None
+    ) -> tuple[SlimPlan, float]:
+        """Patches per block by the measured error of the whole network, within the limit: the plan and its error."""
+        budget = budget or self.limit(draft, method)
+        measured = Measured(self.host, self.features, self.cache, self.progress, draft, budget, parts)
+        found = measured.search(self.target.allowed)
+        self.note_speed(budget)
+        return found
+
+    def note_speed(self, budget: Budget) -> None:
+        """Keep what a limit on time found out of the plan's speed."""
+        if isinstance(budget, SpeedBudget):
+            self.report.update(budget.report)
+
+    def first(self, ladder: Sequence[Knob], macs: Callable[[Knob], int], ratio: float, method: str) -> Knob:
+        """The first of some settings, each cheaper than the one before, within a share of the host's MACs."""
+        budget = int(ratio * host_macs(self.info))
+        low, high = 0, len(ladder)
+        while low < high:
+            middle = (low + high) // 2
+            low, high = (low, middle) if macs(ladder[middle]) <= budget else (middle + 1, high)
+        if low == len(ladder):
+            least = macs(ladder[-1]) / host_macs(self.info)
+            raise BudgetError(f"{method} takes at least {least:.3f} of {self.info.name}'s MACs, more than {ratio:g}.")
+        return ladder[low]
+
+    def meet(self, find: Callable[[float], Fitted]) -> Fitted:
+        """What a search that goes by a MAC ratio finds within the limit, whatever that is."""
+        if self.target.macs is not None:
+            return find(self.target.macs)
+        if self.target.speedup is not None:
+            return self._as_fast(find)
+        return self._as_exact(find, self.target.allowed or 0.0)
+
+    def _as_fast(self, find: Callable[[float], Fitted]) -> Fitted:
+        watch, speedup = self.stopwatch(), self.target.speedup
+        assert speedup is not None
+
+        def planned(ratio: float) -> tuple[SlimPlan, Fitted]:
+            found = find(min(ratio, 1.0))
+            if found.plan is None:
+                raise BudgetError("A model without a plan can't be made for a speed-up; give a MAC ratio.")
+            return found.plan, found
+
+        (_, found), timed = meet_speedup(planned, watch.whole, speedup)
+        self.report.update({"asked": speedup, "predicted": 1 / timed["share"], **watch.about})
+        return found
+
+    def _as_exact(self, find: Callable[[float], Fitted], tolerance: float) -> Fitted:
+        """The smallest ratio, by halves, whose error is within the tolerance."""
+        low, high, best = 0.0, 1.0, None
+        for _ in range(STEPS):
+            middle = (low + high) / 2
+            try:
+                found = find(middle)
+                within = self.error_of(found) <= tolerance
+            except BudgetError:
+                within = False
+            if within:
+                best = found
+            low, high = (low, middle) if within else (middle, high)
+        if best is None:
+            raise BudgetError(f"No model is within a tolerance of {tolerance:g}; give a larger one, or a MAC ratio.")
+        return best
+
+    @torch.no_grad()
+    def error_of(self, found: Fitted) -> float:
+        """The relative error of what the head reads, averaged over the images."""
+        model = found.model
+        if model is None:
+            assert found.plan is not None
+            model = apply(self.host.model, found.plan, found.weights)
+        slim, errors = open_slim(model.eval()), []
+        for x, out in self.features.batches(0, self.info.depth):
+            state: Any = x
+            for block in slim.blocks:
+                state = block(state, None)
+            errors.append(relative_error(slim.features(state), self.host.features(out)))
+        return float(torch.cat([error.double().cpu() for error in errors]).mean())
+

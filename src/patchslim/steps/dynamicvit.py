@@ -1,0 +1,97 @@
+"""`dynamicvit`: before the block, a small predictor says which n patches stay (Rao et al., NeurIPS 2021)."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from patchslim.hosts import HostInfo
+from patchslim.steps.base import Counted, check_stays, register_step
+from patchslim.steps.counting import Work
+from patchslim.steps.tokens import Tokens, pick
+
+
+@register_step
+class DynamicViT(Counted):
+    """The n patches that the predictor is surest of stay; with `prefix_only` the block then computes no patch."""
+
+    per_image: ClassVar[bool] = True
+    kind: Literal["dynamicvit"] = "dynamicvit"
+    prefix_only: bool = False
+
+    def kept(self, entering: int) -> int:
+        """As the plan says."""
+        return 0 if self.prefix_only else self.n
+
+    def check(self, entering: int) -> None:
+        """At least one stays."""
+        super().check(entering)
+        check_stays(self.n, entering, half=False)
+
+    def work(self, info: HostInfo, layer: int, entering: int) -> Work:
+        """The predictor on all that come in; the block on those that stay."""
+        tokens, computed = info.prefix_tokens + self.n, info.prefix_tokens + self.kept(entering)
+        return Work(tokens, computed, computed, predictor_macs(info.width, entering))
+
+    def module(self, info: HostInfo, layer: int, entering: int) -> nn.Module:
+        """Chooses, then runs the block."""
+        return DynamicViTRunner(self, info)
+
+
+class KeepPredictor(nn.Module):
+    """log π of keeping and dropping each patch, from its own features and the mean over patches still there."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.own = width // 2  # features that stay the patch's own; the others are averaged
+        self.enter = nn.Sequential(nn.LayerNorm(width), nn.Linear(width, width), nn.GELU())
+        widths = (width, max(1, width // 2), max(1, width // 4))
+        self.leave = nn.Sequential(
+            nn.Linear(widths[0], widths[1]),
+            nn.GELU(),
+            nn.Linear(widths[1], widths[2]),
+            nn.GELU(),
+            nn.Linear(widths[2], 2),
+        )
+
+    def forward(self, patches: Tensor, there: Tensor | None = None) -> Tensor:
+        """(B, t, d), and how much each patch is there (B, t), else all are → (B, t, 2), [..., 0] for keeping."""
+        y = self.enter(patches)
+        own, shared = y[..., : self.own], y[..., self.own :]
+        if there is None:
+            mean = shared.mean(dim=1, keepdim=True)
+        else:
+            mean = (shared * there[..., None]).sum(dim=1, keepdim=True) / there.sum(dim=1)[:, None, None].clamp_min(1)
+        return F.log_softmax(self.leave(torch.cat([own, mean.expand(-1, y.shape[1], -1)], dim=2)), dim=-1)
+
+
+def predictor_macs(width: int, patches: int) -> int:
+    """Four linear layers on every patch."""
+    half, quarter = max(1, width // 2), max(1, width // 4)
+    return patches * (width * width + width * half + half * quarter + 2 * quarter)
+
+
+class DynamicViTRunner(nn.Module):
+    """Patches really go before the block computes anything."""
+
+    part: ClassVar[str] = "predictor"  # what it learnt
+
+    def __init__(self, step: DynamicViT, info: HostInfo) -> None:
+        super().__init__()
+        self.n, self.prefix = step.n, info.prefix_tokens
+        self.only = info.prefix_tokens if step.prefix_only else 0
+        self.predictor = KeepPredictor(info.width).requires_grad_(False)
+
+    def forward(self, tokens: Tokens, block: Any) -> Tokens:
+        """(B, p + t, d) → (B, p + n, d)."""
+        rank = self.predictor(tokens.x[:, self.prefix :])[..., 0].float().argsort(dim=1, descending=True)
+        kept = pick(tokens, rank[:, : self.n], self.prefix)
+        x: Tensor = block.math.run(block, kept.x, self.only or kept.x.shape[1])
+        return kept._replace(x=x)
+
+    def extra_repr(self) -> str:
+        """Shown by print(model)."""
+        return f"n={self.n}"

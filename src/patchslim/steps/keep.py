@@ -1,0 +1,39 @@
+"""`keep`: the block computes everything that comes in."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from torch import nn
+
+from patchslim.hosts import HostInfo
+from patchslim.steps.base import Choice, Seen, Step, register_step
+from patchslim.steps.tokens import Tokens
+
+
+@register_step
+class Keep(Step):
+    """Nothing is removed."""
+
+    kind: Literal["keep"] = "keep"
+
+    def module(self, info: HostInfo, layer: int, entering: int) -> nn.Module:
+        """The block as the host has it."""
+        return KeepRunner()
+
+    def reference(self, seen: Seen) -> Choice:
+        """All that are there."""
+        return Choice(seen.alive)
+
+
+class KeepRunner(nn.Module):
+    """Runs the whole block on every token of any state."""
+
+    def forward(self, state: Any, block: Any) -> Any:
+        """(B, p + n, …) → the same."""
+        math = block.math
+        if not isinstance(state, Tokens):
+            return state._replace(x=math.compute(block, state.x, math.read(block, state.x), state.mix(state)))
+        if state.size is None:
+            return state._replace(x=math.run(block, state.x, state.x.shape[1]))
+        return state._replace(x=math.feed(block, math.attend(block, state.x, state.mix(state))))

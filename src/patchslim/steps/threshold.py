@@ -1,0 +1,91 @@
+"""`threshold`: patches that G scores above t stay, so images keep different numbers and the batch runs packed."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar, Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+
+from patchslim.hosts import HostInfo, Incoming
+from patchslim.steps.base import Choice, Counted, Reducing, Seen, check_stays, register_step
+from patchslim.steps.counting import Work
+from patchslim.steps.selector import SelectorKind, as_fp32, selector_macs, make_selector
+from patchslim.steps.packed import Packed
+
+
+@register_step
+class Threshold(Counted):
+    """Patches with log ŝ above `above`, and at least the best `least` of every image; n on average.
+
+    Without `above` exactly the best `least` stay: where the head reads patches, all images have to end alike.
+    """
+
+    per_image: ClassVar[bool] = True
+    rectangular: ClassVar[bool] = False
+    kind: Literal["threshold"] = "threshold"
+    above: float | None = Field(default=None, allow_inf_nan=False)
+    least: int = Field(default=1, ge=1)
+    selector: SelectorKind = "mlp"
+    hidden: int = Field(default=0, ge=0)
+
+    def check(self, entering: int) -> None:
+        """At least one stays."""
+        super().check(entering)
+        check_stays(self.n, entering, half=False)
+
+    def work(self, info: HostInfo, layer: int, entering: int) -> Work:
+        """About the average image."""
+        return super().work(info, layer, entering)._replace(choice=self._asking(info, entering))
+
+    def image_macs(self, info: HostInfo, layer: int, entering: int, kept: int) -> int:
+        """G runs where there is a choice, also for an image that turns out to keep all it has."""
+        return super().image_macs(info, layer, entering, kept) + self._asking(info, entering)
+
+    def _asking(self, info: HostInfo, entering: int) -> int:
+        return selector_macs(info, self.selector, self.hidden, entering) if entering > self.least else 0
+
+    def module(self, info: HostInfo, layer: int, entering: int) -> nn.Module:
+        """Asks G, then runs the block on the packed batch."""
+        return ThresholdRunner(self, info)
+
+    def reference(self, seen: Seen) -> Choice:
+        """Those past the threshold, and at least the best few."""
+        incoming, prefix = seen.incoming(), seen.host.info.prefix_tokens
+        selector: Any = seen.own.selector
+        score = selector(incoming.y[:, prefix:], seen.x.new_tensor([seen.alive]).long())[0].tolist()
+        by_patch = dict(zip(seen.alive, score, strict=True))
+        best = sorted(by_patch, key=lambda patch: -by_patch[patch])[: self.least]
+        past = [] if self.above is None else [patch for patch in seen.alive if by_patch[patch] > self.above]
+        return Choice(sorted({*past, *best}))
+
+
+class ThresholdRunner(Reducing):
+    """Which tokens stay is decided on a grid of images by patches."""
+
+    part: ClassVar[str] = "selector"  # what it learnt
+
+    def __init__(self, step: Threshold, info: HostInfo) -> None:
+        super().__init__(info.prefix_tokens)
+        self.above = float("inf") if step.above is None else step.above
+        self.least = step.least
+        self.selector = make_selector(info, step.selector, step.hidden)
+
+    def reduce(self, state: Packed, incoming: Incoming, block: Any) -> Packed:
+        """(1, T_in, d) → (1, T, d)."""
+        if max(state.lengths) - self.prefix == self.least:
+            return state  # no image has more than it keeps anyway
+        score = self.scores(state, incoming.y)
+        best = score.topk(self.least, dim=1).indices
+        return state.keeping((score > self.above).scatter(1, best, True), self.prefix)
+
+    def scores(self, state: Packed, y: Tensor) -> Tensor:
+        """log ŝ of all patches that come in, -inf where an image has fewer: y (1, T, d) → (B, t)."""
+        index, real = state.grid(self.prefix)
+        place = torch.where(real, state.place[index], state.patches)
+        return as_fp32(self.selector(y[0][index], place)).masked_fill(~real, -torch.inf)
+
+    def extra_repr(self) -> str:
+        """Shown by print(model)."""
+        return f"above={self.above:g}, least={self.least}"
