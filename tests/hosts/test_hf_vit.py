@@ -11,7 +11,7 @@ from torch.utils.flop_counter import FlopCounterMode
 import patchslim as ps
 from hf_small import FEW, MADE, make_hf
 from patchslim.hosts import answer_of, open_host
-from patchslim.hosts.attention import plain
+from patchslim.kernels.attention import plain
 from patchslim.recover.groups import by_layer
 from small import WAYS, make_images, plan_for, relative
 
@@ -73,10 +73,10 @@ def test_attention_maps_and_halves_are_the_layers_own(kind: str) -> None:
     host = open_host(model)
     x = host.embed(make_images(2))
     block: Any = host.blocks[0]
-    names = host.math.names  # type: ignore[attr-defined]
+    names = host.math.names
     own = getattr(block, names.attn)(getattr(block, names.norm1)(x), None)[1]
     assert relative(host.attention(block, x, 5), own[:, :, :5]) <= 1e-5
-    math: Any = host.math
+    math = host.math
     assert relative(math.feed(block, math.attend(block, x, plain)), block(x, None)) <= 1e-5
     lying = x.transpose(0, 1).contiguous().transpose(0, 1)
     for carry in (False, True):

@@ -9,11 +9,11 @@ from timm.models.vision_transformer import VisionTransformer
 from torch import nn
 
 import patchslim as ps
-from patchslim.hosts import open_host, timm_block
-from patchslim.hosts.attention import plain
+from patchslim.hosts import open_host, projections
 from patchslim.hosts.base import PatchHead
-from patchslim.hosts.timm_block import token_major
+from patchslim.hosts.block import token_major
 from patchslim.hosts.timm_spec import describe, rebuild
+from patchslim.kernels.attention import plain
 from small import make_host, make_images, relative
 
 # One of every supported family, small enough for a test: the architecture stays, widths and depth shrink.
@@ -192,9 +192,9 @@ def test_one_product_for_all_three_projections_changes_nothing(name: str, monkey
     host = open_host(family(name))
     x = host.embed(pixels(host.model, 1))
     for n in (1, x.shape[1] // 2):
-        monkeypatch.setattr(timm_block, "one_product", lambda *_: False)
+        monkeypatch.setattr(projections, "one_product", lambda *_: False)
         wanted = host.math.run(host.blocks[0], x, n)
-        monkeypatch.setattr(timm_block, "one_product", lambda *_: True)
+        monkeypatch.setattr(projections, "one_product", lambda *_: True)
         torch.testing.assert_close(host.math.run(host.blocks[0], x, n), wanted, rtol=1e-4, atol=1e-4)
 
 
@@ -205,7 +205,7 @@ def test_queries_that_come_for_nothing_are_the_same(name: str, monkeypatch: pyte
     block, x = host.blocks[0], host.embed(pixels(host.model, 1))
     found = []
     for few in (False, True):
-        monkeypatch.setattr(timm_block, "few_rows", lambda y, few=few: few)
+        monkeypatch.setattr(projections, "few_rows", lambda y, few=few: few)
         incoming = host.math.read(block, x)
         assert (incoming.q is not None) == few
         found.append((host.math.compute(block, x, incoming, plain), host.math.class_attention(block, incoming, None)))

@@ -47,11 +47,8 @@ class Kind:
 ATTENTION = SeparateQkv("o_proj", "num_attention_heads", "scaling", "attention_dropout")
 OPENAI_ATTENTION = SeparateQkv("out_proj", "num_heads", "scale", "dropout")
 VIT_BLOCK = BlockNames("layernorm_before", "attention", "layernorm_after", ATTENTION, drops=("dropout", "dropout"))
-DINO_BLOCK = BlockNames(
-    *("norm1", "attention", "norm2", ATTENTION),
-    scales=("layer_scale1", "layer_scale2"),
-    drops=("drop_path", "drop_path"),
-)
+DINO_SCALES, DINO_DROPS = ("layer_scale1", "layer_scale2"), ("drop_path", "drop_path")
+DINO_BLOCK = BlockNames("norm1", "attention", "norm2", ATTENTION, scales=DINO_SCALES, drops=DINO_DROPS)
 OPENAI_BLOCK = BlockNames("layer_norm1", "self_attn", "layer_norm2", OPENAI_ATTENTION)
 PROJECTION, EMBEDDING = "embeddings.patch_embeddings.projection", "embeddings.patch_embedding"
 

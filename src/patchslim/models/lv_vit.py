@@ -66,7 +66,7 @@ class ConvStem(nn.Module):
         x = F.relu(self.bn1(self.conv1(images)))
         x = F.relu(self.bn2(self.conv2(x)))
         x = F.relu(self.bn3(self.conv3(x)))
-        return self.proj(x).flatten(2).transpose(1, 2)  # type: ignore[no-any-return]
+        return self.proj(x).flatten(2).transpose(1, 2)
 
 
 class LVViT(StemViT):

@@ -101,7 +101,7 @@ class StemViT(nn.Module):
     @property
     def stem(self) -> Stem:
         """What makes the patches, under its official name a child of the model."""
-        return getattr(self, self.stem_name)  # type: ignore[no-any-return]
+        return getattr(self, self.stem_name)
 
     @property
     def img_size(self) -> tuple[int, int]:
@@ -119,13 +119,13 @@ class StemViT(nn.Module):
             raise DataError(f"This model takes images of {height}×{width} pixels and got {size[0]}×{size[1]}.")
         x = self.stem(images)
         x = torch.cat([self.cls_token.expand(x.shape[0], -1, -1), x], dim=1)
-        return self.pos_drop(x + self.pos_embed)  # type: ignore[no-any-return]
+        return self.pos_drop(x + self.pos_embed)
 
     def forward_features(self, images: Tensor) -> Tensor:
         """All tokens after the last norm: (B, C, H, W) → (B, 1 + N, d)."""
         x = self.embed(images)
         x = checkpoint_seq(self.blocks, x) if self.grad_checkpointing and self.training else self.blocks(x)
-        return self.norm(x)  # type: ignore[no-any-return]
+        return self.norm(x)
 
     def forward_head(self, x: Tensor, pre_logits: bool = False) -> Tensor:
         """From normed tokens (B, n, d) to logits (B, classes), or to the class feature (B, d)."""

@@ -79,7 +79,7 @@ class TokenPerformer(nn.Module):
         above, below = ((SCALE * part.to(k_features.dtype)) for part in (q_features @ summed, normaliser))
         mixed = (above / (below + 1)).to(v.dtype)
         x = v + self.dp(self.proj(mixed))  # widths differ, so the shortcut starts at the values
-        return x + self.mlp(self.norm2(x))  # type: ignore[no-any-return]
+        return x + self.mlp(self.norm2(x))
 
     def _features(self, x: Tensor) -> Tensor:
         """exp(w·x − |x|²/2) / √m, in at least fp32: (B, n, out_dim) → (B, n, m)."""
@@ -106,7 +106,7 @@ class TokenAttention(nn.Module):
             mixed = F.scaled_dot_product_attention(*heads, scale=self.scale)[:, 0]  # type: ignore[misc]
         else:
             mixed = (q * self.scale @ k.transpose(1, 2)).softmax(dim=-1) @ v
-        return v + self.proj(mixed)  # type: ignore[no-any-return]
+        return v + self.proj(mixed)
 
 
 class TokenTransformer(nn.Module):
@@ -127,7 +127,7 @@ class TokenTransformer(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """(B, n, dim) → (B, n, out_dim)."""
         x = self.attn(self.norm1(x))
-        return x + self.mlp(self.norm2(x))  # type: ignore[no-any-return]
+        return x + self.mlp(self.norm2(x))
 
 
 class TokensToToken(nn.Module):
@@ -170,7 +170,7 @@ class TokensToToken(nn.Module):
         first, second, third = self.splits
         x = self.attention1(soft_split(images, *first))
         x = self.attention2(soft_split(self._as_image(x, 0), *second))
-        return self.project(soft_split(self._as_image(x, 1), *third))  # type: ignore[no-any-return]
+        return self.project(soft_split(self._as_image(x, 1), *third))
 
     def _as_image(self, x: Tensor, stage: int) -> Tensor:
         """Tokens in their places: (B, n, c) → (B, c, h, w)."""

@@ -6,9 +6,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from patchslim.slim.merge import FLOOR, TINY, Match, closeness, match, match_lighter, merge, unrounded, weight_of
-from patchslim.slim.reduce import weigh
-from patchslim.slim.tokens import Tokens
+from patchslim.kernels.match import (
+    LEARNT_FLOOR,
+    TINY,
+    Match,
+    closeness,
+    learnt_weight,
+    match,
+    match_lighter,
+    take,
+    unrounded,
+)
+from patchslim.kernels.merge import merge
 
 
 def keys_of(images: int, patches: int, seed: int) -> tuple[Tensor, Tensor]:
@@ -52,6 +61,9 @@ def test_match_is_the_slow_loop(data: st.DataObject, patches: int, seed: int) ->
         assert pairs_of(found, image) == slow_pairs(keys[image], weight[image].tolist(), patches - n)
         assert sorted(found.keep[image].tolist() + found.gone[image].tolist()) == list(range(patches))
         assert all(into >= found.first for into in found.into[image].tolist())
+    place = torch.arange(n).expand(3, -1)
+    assert torch.equal(take(found.to, found.keep), place)
+    assert torch.equal(take(found.to, found.gone), found.into)
 
 
 def test_with_equal_weights_the_most_alike_go() -> None:
@@ -78,27 +90,11 @@ def test_a_copy_goes_first_whatever_it_weighs() -> None:
 
 
 def test_what_the_class_token_attends_to_weighs_more_and_nothing_weighs_nothing() -> None:
-    attention = torch.tensor([[0.0, 1.0, 4.0]])
-    weight = weight_of(attention)
-    assert weight is not None
-    assert torch.allclose(weight, attention + FLOOR)
+    log_weight, attention = torch.tensor([[0.0, 1.0, -1.0]]), torch.tensor([[0.0, 1.0, 4.0]])
+    assert torch.equal(learnt_weight(log_weight, None), log_weight.exp())
+    weight = learnt_weight(log_weight, attention)
+    torch.testing.assert_close(weight, log_weight.exp() * (attention + LEARNT_FLOOR) ** 2)
     assert (weight > 0).all()
-    assert weight_of(None) is None
-
-
-def test_weights_are_the_geometric_mean_of_what_G_says_and_attention() -> None:
-    generator = torch.Generator().manual_seed(4)
-    score, attention = torch.randn(2, 3, 9, generator=generator)
-    attention = attention.exp()
-    share = score.exp() / score.exp().sum(dim=1, keepdim=True)
-    for found, wanted in ((weigh(score, None), share), (weigh(score, attention), (share * attention).sqrt())):
-        assert torch.allclose(found, wanted / wanted.amax(dim=1, keepdim=True), atol=1e-6)
-    assert torch.allclose(weigh(score + 5, attention), weigh(score, attention), atol=1e-5)
-
-
-def test_weights_of_a_sure_G_do_not_vanish() -> None:
-    score = torch.tensor([[-300.0, -310.0, -320.0]])
-    assert torch.allclose(weigh(score, None), torch.tensor([[1.0, 4.54e-5, 2.06e-9]]), rtol=1e-2)
 
 
 def test_autocast_rounds_neither_distances_nor_averages() -> None:
@@ -108,8 +104,7 @@ def test_autocast_rounds_neither_distances_nor_averages() -> None:
 
     def computed() -> list[Tensor]:
         found = match_lighter(z, 8, z[..., 0].exp())
-        merged = merge(Tokens(x), found, prefix=1)
-        assert merged.size is not None
+        merged = merge(x, None, found, prefix=1)
         return [closeness(z, z), *found[:3], merged.x, merged.size, unrounded(x.device, distance, x)]
 
     wanted = computed()

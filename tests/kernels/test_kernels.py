@@ -1,0 +1,130 @@
+"""All kernels together: in a model, under a compiler, and compiled for GPUs that need not be here."""
+
+import inspect
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import timm
+import torch
+from torch import Tensor, nn
+
+from hf_small import make_hf
+from kernel_inputs import DEVICE, drawn, kernels_run, keys_of
+from patchslim.hosts import open_host
+from patchslim.kernels.attention import plain, sized
+from patchslim.kernels.merge import merge_lighter_by_class
+
+pytest.importorskip("triton")
+from triton.runtime.jit import KernelInterface
+
+from patchslim.kernels import attention_triton, merge_triton, mlp_triton, pairs_triton
+
+
+@pytest.fixture
+def launching(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Kernels that compete with a library's run as if a CUDA graph were recorded."""
+    for room in (attention_triton, mlp_triton):
+        monkeypatch.setattr(room, "worth_launching", lambda kernel: True)
+
+
+class Merging(nn.Module):
+    """A host's blocks, in each of which a third of the patches merges."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model, self.host = model, open_host(model)
+        self.features = nn.ModuleList(nn.Linear(self.host.info.width, 6) for _ in self.host.blocks)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """(B, C, H, W) → (B, classes)."""
+        host, math, prefix = self.host, self.host.math, self.host.info.prefix_tokens
+        x, size = host.embed(images), None
+        for block, features in zip(host.blocks, self.features, strict=True):
+            incoming, query = (read := math.read(block, x)), math.class_query(block, read)
+            n = (x.shape[1] - prefix) * 2 // 3
+            z, norm = features(x[:, prefix:]), math.first_norm(block)
+            merged = merge_lighter_by_class(x, size, incoming.k, z, n, prefix, *query, norm)
+            mix = plain if size is None else sized(size)
+            x, size = math.compute(block, merged.x, incoming, mix, merged.normed), merged.size
+        return host.logits(x)
+
+
+def timm_model() -> nn.Module:
+    model: nn.Module = timm.create_model("vit_tiny_patch16_224", img_size=64, depth=3, embed_dim=48, num_heads=3)
+    return model.eval()
+
+
+@pytest.mark.parametrize("make", [timm_model, partial(make_hf, "ViTForImageClassification")])
+def test_a_model_says_the_same_with_them(make: Callable[[], nn.Module]) -> None:
+    torch.manual_seed(0)
+    merging = Merging(make()).to(DEVICE)
+    info = merging.host.info
+    images = drawn(1)(3, info.channels, *info.image_size)
+    with torch.no_grad():
+        with kernels_run(False):
+            wanted = merging(images)
+        with kernels_run() as asked:
+            torch.testing.assert_close(merging(images), wanted, rtol=1e-4, atol=1e-4)
+    assert asked
+
+
+def test_a_compiler_takes_them_as_they_are() -> None:
+    torch.manual_seed(0)
+    merging = Merging(timm_model()).to(DEVICE)
+    images, graphs = drawn(1)(2, 3, 64, 64), list[Any]()
+
+    def keep(graph: Any, _: Any) -> Any:
+        graphs.append(graph)
+        return graph
+
+    with torch.no_grad(), kernels_run():
+        wanted = merging(images)
+        found = torch.compile(merging, backend=keep, fullgraph=True)(images)
+    torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-4)
+    called = {str(node.target).split(".")[1] for node in graphs[0].graph.nodes if "patchslim." in str(node.target)}
+    assert called == {"pair_lighter_by_class", "merge_normed", "attend"}
+
+
+@pytest.mark.usefixtures("launching")
+def test_a_compiler_can_rely_on_their_shapes() -> None:
+    normal = drawn(0)
+    k, q, size = keys_of(normal, 2, 3, 9, 8), normal(2, 3, 4, 8), normal(2, 9).abs() + 1
+    place = pairs_triton.pair(k[:, :, 1:], normal(2, 8), 6)
+    for name, args in (
+        ("attend", (q, k, k, size, 0.4)),
+        ("attend", (q, k, k, None, 0.4)),
+        ("class_rows", (q[:, :, :1], k, size, 0.4)),
+        ("linear_gelu", (q.half(), normal(16, 8).half(), normal(16).half())),
+        ("pair", (k[:, :, 1:], normal(2, 8), 6)),
+        ("pair_lighter", (normal(2, 8, 4), 6)),
+        ("pair_lighter_by_class", (q[:, :, :1], k, normal(2, 8, 4), size, 0.4, 6, 0.3)),
+        ("merge_rows", (normal(2, 9, 20), size, size[:, 1:], place, 6)),
+        ("merge_normed", (normal(2, 9, 20), size, size[:, 1:], place, 6, normal(20), normal(20), 1e-5)),
+    ):
+        operator = getattr(torch.ops.patchslim, name).default
+        torch.library.opcheck(operator, args, test_utils=("test_schema", "test_faketensor"))
+
+
+def test_they_compile_for_gpus_that_need_not_be_here() -> None:
+    """What the interpreter lets pass a compiler may refuse."""
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    script = Path(__file__).parent / "compile_kernels.py"
+    done = subprocess.run([sys.executable, str(script)], env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-2000:]
+    compiled = {line.split()[0] for line in done.stdout.splitlines()}
+    assert compiled == set.union(*map(launched, (attention_triton, merge_triton, mlp_triton, pairs_triton)))
+
+
+def launched(room: ModuleType) -> set[str]:
+    """Kernels that a module launches: those called with a grid."""
+    return set(re.findall(r"(\w+)\[", inspect.getsource(room))) & {
+        name for name, value in vars(room).items() if isinstance(value, KernelInterface)
+    }
