@@ -30,8 +30,9 @@ def slim(
 ) -> nn.Module:
     """A slim model from a pretrained one and unlabelled images; the given model is left as it was.
 
-    `method` is a name, or an object such as `ps.methods.PS(tune_epochs=3)`. Give `macs` (what to keep, over the host's),
-    `speedup` (on the model's device, for batches of `batch_size`) or `tolerance` (relative error of what the head reads).
+    `method` is a name, or an object such as `ps.methods.PS(tune_epochs=3)`. Give `macs` (what to keep, over the
+    host's), `speedup` (on the model's device, for batches of `batch_size`) or `tolerance` (relative error of what the
+    head reads).
     Given a `cache` folder, everything found out is kept there, and a search that finds one goes on from it.
     """
     chosen = make(method) if isinstance(method, str) else method

@@ -1,4 +1,4 @@
-"""Closed-form multiply-accumulates of a host and of a plan for it: the sum of the blocks'. One multiply-add counts as one.
+"""Closed-form multiply-accumulates of a host and of a plan for it: its blocks' sum. One multiply-add counts as one.
 
 Matrix products only (linear layers, the patch embedding, both products of attention), as the field counts; equal to
 torch's flop counter halved, with fused attention off. What choosing and merging patches costs is counted too.
@@ -14,6 +14,8 @@ from patchslim.hosts import HostInfo, inspect
 from patchslim.plan import SlimPlan
 from patchslim.steps import Step
 from patchslim.steps.keep import Keep
+
+MADE = "macs_per_image"  # the attribute of a model that a method made without a plan
 
 
 def steps_macs(info: HostInfo, steps: Sequence[Step]) -> int:
@@ -52,7 +54,7 @@ def macs_of_image(info: HostInfo, steps: Sequence[Step], kept: Sequence[int]) ->
 
 def count_macs(model: nn.Module, plan: SlimPlan | None = None) -> int:
     """MACs per image of a host, of a host under a plan, of a slim model, or of a model that a method made."""
-    known: int | None = getattr(model, "macs_per_image", None)
+    known: int | None = getattr(model, MADE, None)
     if known is not None and plan is None:
         return known
     plan = plan or getattr(model, "plan", None)

@@ -50,9 +50,9 @@ class HostShape(BaseModel):
 class SlimPlan(BaseModel):
     """One step per block, first block first.
 
-    `order` lists all patches, those that stay longest first: a static step computes a prefix of it. Patches are numbered
-    row by row; prefix tokens are not counted and always computed. `method` is a label. `weights` is the fingerprint of
-    what the steps own, empty where they own nothing.
+    `order` lists all patches, those that stay longest first: a static step computes a prefix of it. Patches are
+    numbered row by row; prefix tokens are not counted and always computed. `method` is a label. `weights` is the
+    fingerprint of what the steps own, empty where they own nothing.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, ignored_types=(cached_property,))

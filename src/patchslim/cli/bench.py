@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 import torch
 import typer
+from patchslim.slim.store import PLAN
 from rich.progress import Progress, SpinnerColumn, TextColumn
 from torch import Tensor
 
@@ -22,7 +23,6 @@ from patchslim.measure.bench import by_dtype
 from patchslim.measure.forecast import Forecast, forecast
 from patchslim.plan import SlimPlan
 from patchslim.slim import load, load_host
-from patchslim.slim.store import PLAN
 from patchslim.timing.memory import out_of_memory
 
 FOLDER = "bench"  # in the run's

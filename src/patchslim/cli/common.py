@@ -12,6 +12,7 @@ from typing import Annotated, Any
 import timm
 import torch
 import typer
+from patchslim.slim.store import CONFIG, holds_run
 from rich.console import Console
 from torch import Tensor, nn
 
@@ -20,7 +21,6 @@ from patchslim.errors import CheckpointError, PatchslimError, RunError, Unsuppor
 from patchslim.hosts import open_hf
 from patchslim.hosts.checkpoint import put_checkpoint_, read_checkpoint
 from patchslim.hosts.hf_open import is_hf_name
-from patchslim.slim.store import CONFIG, holds_run
 
 console = Console(stderr=True)  # everything but results
 

@@ -11,6 +11,8 @@ from typing import Annotated, Any
 
 import torch
 import typer
+from patchslim.peers import CompareConfig, PeerConfig, SpeedConfig, compare, make_methods
+from patchslim.peers.store import check_place
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
@@ -37,8 +39,6 @@ from patchslim.errors import BudgetError, PatchslimError
 from patchslim.files import write_text
 from patchslim.measure import DTYPES
 from patchslim.measure.ranks import check_labelled
-from patchslim.peers import CompareConfig, PeerConfig, SpeedConfig, compare, make_methods
-from patchslim.peers.store import check_place
 from patchslim.recover import RecoverConfig
 from patchslim.report import draw_comparison, markdown
 from patchslim.report.comparison import about, lines_of

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from patchslim.slim.store import CONFIG, METRICS, SEARCH
 from rich.console import Console
 from rich.table import Table
 from torch import nn
@@ -24,7 +25,6 @@ from patchslim.report import draw_kept, draw_sources
 from patchslim.runs import STARTED, check_folder, make_run
 from patchslim.search import SearchConfig
 from patchslim.slim import SlimModel, load
-from patchslim.slim.store import CONFIG, METRICS, SEARCH
 
 KEPT_PICTURE, MERGED_PICTURE = "kept_patches.png", "merged_patches.png"
 MATCHED = "matched"  # the second run: its folder in the first one's, and its key in the JSON

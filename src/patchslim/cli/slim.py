@@ -7,6 +7,8 @@ from typing import Annotated, Any
 
 import torch
 import typer
+from patchslim.search.config import Distance, Score
+from patchslim.timing.place import place_of
 
 from patchslim.cli.common import (
     AsJson,
@@ -35,8 +37,6 @@ from patchslim.plan import SPEED, Groups, Mode, PredictorKind, Removed, Select
 from patchslim.runs import SOURCE, check_folder, check_sweep_folder, make_run, make_sweep, run_name
 from patchslim.search import SearchConfig
 from patchslim.search.budget import check_reachable, reachable
-from patchslim.search.config import Distance, Score
-from patchslim.timing.place import place_of
 
 FEW_IMAGES, MANY_IMAGES = 256, 1024  # docs/decisions.md
 

@@ -7,17 +7,17 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from patchslim.hosts import Host
 from patchslim.evidence.coverage import coverage_order
 from patchslim.evidence.derivatives import read_blocks
 from patchslim.evidence.features import Features
+from patchslim.hosts import Host
 from patchslim.kernels.match import unit_keys
 from patchslim.steps.selector import as_fp32
 
 MOST_IMAGES = 128  # more say the same
 KEY_BYTES, PAIR_BYTES = 2**30, 2**28  # for keys of all blocks, and for the distances in one
 SPARE = 10  # a search soon asks for a few more to go: this part of all patches is put in order at once
-FLOOR = 1.0  # what a patch weighs that the class token does not attend to, beside 1 for the average; docs/notebook/decisions.md
+FLOOR = 1.0  # what a patch weighs that the class token does not attend to; the average one weighs 1 (docs/notebook)
 
 
 class CoverageSets:

@@ -7,11 +7,11 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-from patchslim.hosts import Host, HostInfo
-from patchslim.kernels.attention import plain, sized
-from patchslim.evidence.taylor import probes, removal_effect
 from patchslim.evidence.features import Features
 from patchslim.evidence.network import sort_tokens
+from patchslim.evidence.taylor import probes, removal_effect
+from patchslim.hosts import Host, HostInfo
+from patchslim.kernels.attention import plain, sized
 
 MAP_BYTES = 2**31  # for the attention maps that a backward pass needs
 SCORE_PROBES = 16  # random directions per image where the score is of each image, and nothing averages

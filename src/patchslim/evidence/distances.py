@@ -15,16 +15,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from patchslim.cache import Cache
 from patchslim.errors import PatchslimError
-from patchslim.hosts import Host
-from patchslim.kernels.attention import plain
-from patchslim.evidence.taylor import probes
+from patchslim.events import Listener
 from patchslim.evidence.derivatives import images_at_once, read_blocks
 from patchslim.evidence.features import Features
-from patchslim.cache import Cache
-from patchslim.events import Listener
-from patchslim.steps.merge import distance_channels, make_distance
+from patchslim.evidence.taylor import probes
+from patchslim.hosts import Host
+from patchslim.kernels.attention import plain
 from patchslim.kernels.match import learnt_weight
+from patchslim.steps.merge import distance_channels, make_distance
 
 PROBES = 4  # random directions of the readout per image; images and patches average the noise
 RIDGE = 0.01  # of the average variance, so that few images do not make weights of noise

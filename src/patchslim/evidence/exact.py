@@ -7,10 +7,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from patchslim.hosts import Host
 from patchslim.evidence.derivatives import GateDerivatives
 from patchslim.evidence.features import Features
 from patchslim.evidence.scoring import Score, score_images
+from patchslim.hosts import Host
 
 TINY = 1e-30
 

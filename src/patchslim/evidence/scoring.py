@@ -8,11 +8,11 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from patchslim.hosts import Host
-from patchslim.evidence.impact import impact, path_moment
-from patchslim.evidence.simple import attention_norm, radial_scores, random_scores, spread_scores
 from patchslim.evidence.features import Features
+from patchslim.evidence.impact import impact, path_moment
 from patchslim.evidence.network import Network, Partial, sort_tokens
+from patchslim.evidence.simple import attention_norm, radial_scores, random_scores, spread_scores
+from patchslim.hosts import Host
 
 Score = Literal["taylor", "impact", "attention", "random", "radial", "spread"]
 MAP_BYTES = 2**28  # for one block's attention maps while scoring

@@ -15,10 +15,10 @@ from patchslim.evidence.exact import exact_scores
 from patchslim.evidence.features import Features
 from patchslim.evidence.scoring import Score
 from patchslim.hosts import Host
+from patchslim.kernels.match import take
 from patchslim.plan import SlimPlan
 from patchslim.slim import slim_blocks
 from patchslim.steps.selector import Selector, SelectorKind, hidden_width, make_selector
-from patchslim.kernels.match import take
 from patchslim.steps.tokens import Tokens, start
 
 LEARNING_RATE = 3e-3

@@ -38,7 +38,7 @@ class Lessons:
         self.host = task.fresh_host()
         self.host.model.requires_grad_(False)
         plain = RecoverConfig(seed=task.seed, temperature=1.0)  # as measured in docs/notebook
-        self.distillation = Distillation(self.host, None, plain, task.device)
+        self.distillation = Distillation(self.host, None, plain)
         self.batches = [images.to(task.device) for images, _ in task.images.batches(task.batch_size)]
         self.taught = [self._says(images) for images in self.batches]
         self.epoch = 0

@@ -8,7 +8,7 @@ from typing import Any
 from torch import nn
 
 from patchslim.errors import MethodError, PatchslimError, PlanError, first_words
-from patchslim.macs import host_macs, plan_macs
+from patchslim.macs import MADE, host_macs, plan_macs
 from patchslim.methods.base import Fitted, package_of
 from patchslim.methods.task import Task
 from patchslim.plan import SPEED, SlimPlan
@@ -72,7 +72,7 @@ def signed(plan: SlimPlan, method: Any, task: Task, found: Fitted) -> SlimPlan:
 def model_of(found: Fitted, host: nn.Module) -> nn.Module:
     """The slim model that a method made of a host."""
     if found.model is not None:
-        found.model.macs_per_image = found.macs  # type: ignore[assignment]
+        setattr(found.model, MADE, found.macs)
         return found.model
     assert found.plan is not None
     return apply(host, found.plan, found.weights)

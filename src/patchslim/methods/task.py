@@ -182,4 +182,3 @@ class Task:
                 state = block(state, None)
             errors.append(relative_error(slim.features(state), self.host.features(out)))
         return float(torch.cat([error.double().cpu() for error in errors]).mean())
-

@@ -87,6 +87,7 @@ class Narrow(nn.Module):
         self.register_buffer("kept", kept, persistent=False)
         self.weight = nn.Parameter(weight.detach().clone(memory_format=torch.contiguous_format))
         self.bias = None if bias is None else nn.Parameter(bias.detach().clone())
+        self.out_features, self.in_features = weight.shape
 
     def forward(self, x: Tensor) -> Tensor:
         """(…, in) → (…, out)."""

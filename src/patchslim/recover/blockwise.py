@@ -11,16 +11,16 @@ import torch
 from torch import Tensor, nn
 
 from patchslim.data.sample import choose
+from patchslim.events import Listener
+from patchslim.evidence.network import relative_error
 from patchslim.hosts import Host
 from patchslim.plan import SlimPlan
 from patchslim.recover.config import RecoverConfig
 from patchslim.recover.groups import choose_learning_, two_rates
-from patchslim.recover.outputs import tracking
+from patchslim.recover.outputs import through
 from patchslim.recover.parts import Parts
-from patchslim.recover.rows import Rows, State
+from patchslim.recover.rows import Rows
 from patchslim.recover.streams import Pair, Streams
-from patchslim.search.network import relative_error
-from patchslim.search.topdown import Listener
 
 STAGE = "blocks"
 
@@ -31,7 +31,7 @@ class Blockwise:
     def __init__(self, student: Host, teacher: Host, plan: SlimPlan, config: RecoverConfig) -> None:
         self.student, self.teacher, self.config = student, teacher, config
         self.device = next(student.model.parameters()).device
-        self.rows = Rows(plan, self.device)
+        self.rows = Rows(plan)
         choose_learning_(student, classifier=False)
 
     def run_(
@@ -92,14 +92,11 @@ class Blockwise:
 
     def _errors(self, layer: int, pair: Pair) -> Tensor:
         """Relative error of block `layer` per image (B,): of the rows it computes, of the last what the head reads."""
-        x: Any = pair[0]
-        with tracking(self.student):
-            output: State = self.student.blocks[layer - 1](x, None)
+        output, read = through(self.student.blocks[layer - 1], pair[0], tracks=True)
         with torch.no_grad():
             target = self.teacher.blocks[layer - 1](pair[1], None)
         if layer < self.student.info.depth:
             return relative_error(*self.rows.pair(layer, output, target))
-        assert isinstance(output, Tensor)
         with torch.no_grad():
-            read = self.teacher.features(target)
-        return relative_error(self.student.features(output), read)
+            wanted = self.teacher.features(target)
+        return relative_error(self.student.features(read), wanted)

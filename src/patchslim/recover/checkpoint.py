@@ -33,7 +33,7 @@ class Progress:
     seconds: float = 0.0
 
 
-class Keeper:
+class Checkpoints:
     """Writes progress to a folder and reads it back; without a folder it does nothing."""
 
     def __init__(self, folder: Path | None, started: Mapping[str, Any]) -> None:

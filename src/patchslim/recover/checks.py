@@ -13,14 +13,14 @@ from patchslim.data import ImageSource, TrainingSource, as_source
 from patchslim.errors import DataError, RecoverError
 from patchslim.hosts import Host, HostInfo, open_host
 from patchslim.recover.parts import Parts, check_images
-from patchslim.slim.model import info_of
+from patchslim.slim import made_from
 
 NAMES = ("name", "family", "parameters", "blocks")  # what may differ, and what follows from the rest
 
 
 def check_slim(slim: nn.Module) -> HostInfo:
     """The host that a model was made from, if it was."""
-    info = info_of(slim)
+    info = made_from(slim)
     if info is None:
         raise RecoverError("Only a slim model can be recovered; make one with patchslim.slim or load a run.")
     return info
@@ -28,7 +28,7 @@ def check_slim(slim: nn.Module) -> HostInfo:
 
 def open_teacher(teacher: nn.Module, slim: nn.Module, info: HostInfo) -> Host:
     """A frozen copy of the original network on the slim model's device; RecoverError when it is another network."""
-    if info_of(teacher) is not None:
+    if made_from(teacher) is not None:
         raise RecoverError("The teacher is a slim model; give the network that this one was made from.")
     host = open_host(copy.deepcopy(teacher).eval().requires_grad_(False).to(next(slim.parameters()).device))
     own, other = asdict(info), asdict(host.info)

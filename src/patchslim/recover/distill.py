@@ -6,12 +6,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from patchslim.evidence.network import relative_error
 from patchslim.hosts import Host
 from patchslim.plan import SlimPlan
 from patchslim.recover.config import RecoverConfig
-from patchslim.recover.outputs import Outputs, outputs, tracking
+from patchslim.recover.outputs import Outputs, outputs
 from patchslim.recover.rows import Rows
-from patchslim.search.network import relative_error
 
 
 class Distillation:
@@ -20,19 +20,21 @@ class Distillation:
     name = "distillation"
     labels = False
 
-    def __init__(self, teacher: Host, plan: SlimPlan | None, config: RecoverConfig, device: torch.device) -> None:
+    def __init__(self, teacher: Host, plan: SlimPlan | None, config: RecoverConfig) -> None:
         """Without a plan nobody knows what a patch token stands for, so patches are not compared."""
         self.teacher, self.plan, self.config = teacher, plan, config
-        self.rows = None if plan is None else Rows(plan, device)
+        self.rows = None if plan is None else Rows(plan)
         self.layer = _deepest(plan) if plan is not None and config.patch_weight else None
 
     def loss(self, student: Host, images: Tensor, labels: Tensor) -> Tensor:
         """The mean loss of a batch on the student's device: (B, C, H, W) → ()."""
-        with tracking(student, self.layer is not None):
-            own = outputs(student, images, self.layer)
-        return self.compare(own, self.taught(images))
+        return self.compare(self.says(student, images), self.taught(images))
 
     held_out_loss = loss
+
+    def says(self, student: Host, images: Tensor) -> Outputs:
+        """What the student says; its patches know what they stand for where they are compared."""
+        return outputs(student, images, self.layer, tracks=self.layer is not None)
 
     @torch.no_grad()
     def taught(self, images: Tensor) -> Outputs:

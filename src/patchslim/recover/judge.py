@@ -9,9 +9,8 @@ import torch
 from patchslim.hosts import Host
 from patchslim.recover.config import RecoverConfig
 from patchslim.recover.distill import Distillation, divergence
-from patchslim.recover.outputs import outputs, tracking
 from patchslim.recover.parts import Parts
-from patchslim.slim.model import counting, keeps_alike
+from patchslim.slim import image_macs, plan_of
 
 
 @torch.no_grad()
@@ -21,22 +20,22 @@ def measure(student: Host, distillation: Distillation, parts: Parts, config: Rec
 
     Where images keep different numbers of patches, also the mean MACs: they change with what G reads.
     """
-    model: Any = student.model
-    device, packed = next(model.parameters()).device, not keeps_alike(model)
-    loss, kl, agree, count = 0.0, 0.0, 0, 0
-    with counting(model) if packed else tracking(student, distillation.layer is not None) as counts:
-        for batch, _ in parts.held_out_batches():
-            images = batch.to(device)
-            with config.autocast(device):
-                own, taught = outputs(student, images, distillation.layer), distillation.taught(images)
-                loss += float(distillation.compare(own, taught)) * len(images)
-            kl += float(divergence(taught.logits, own.logits, 1.0)) * len(images)
-            agree += int((own.logits.argmax(dim=-1) == taught.logits.argmax(dim=-1)).sum())
-            count += len(images)
+    plan, device = plan_of(student.model), next(student.model.parameters()).device
+    packed = plan is not None and not plan.rectangular
+    loss, kl, agree, macs, count = 0.0, 0.0, 0, 0.0, 0
+    for batch, _ in parts.held_out_batches():
+        images = batch.to(device)
+        with config.autocast(device):
+            own, taught = distillation.says(student, images), distillation.taught(images)
+            loss += float(distillation.compare(own, taught)) * len(images)
+            macs += float(image_macs(student.model, images).double().sum()) if packed else 0.0
+        kl += float(divergence(taught.logits, own.logits, 1.0)) * len(images)
+        agree += int((own.logits.argmax(dim=-1) == taught.logits.argmax(dim=-1)).sum())
+        count += len(images)
     found: dict[str, Any] = {"loss": loss / count, "kl": None, "agreement": None}
     if student.info.classes:
         found |= {"kl": kl / count, "agreement": 100 * agree / count}
-    return found | ({"macs": round(float(counts.macs().double().mean()))} if counts is not None else {})
+    return found | ({"macs": round(macs / count)} if packed else {})
 
 
 def learnt(outcome: dict[str, Any]) -> bool:

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
 from patchslim.hosts import Host, open_slim
 from patchslim.recover.checks import check_slim
-from patchslim.recover.rows import State
-from patchslim.slim.model import watching
+from patchslim.slim import SlimBlock, State
 
 
 def open_student(slim: nn.Module) -> Host:
@@ -25,25 +22,27 @@ class Outputs(NamedTuple):
 
     logits: Tensor
     features: Tensor
-    inner: Any = None  # State of a slim model, Z_l of a host
+    inner: Any = None  # State of a slim model, Z_l (B, p + N, d) of a host
 
 
-def outputs(host: Host, images: Tensor, layer: int | None = None) -> Outputs:
-    """Run a network, slim or not, and keep the output of block `layer`."""
+def outputs(host: Host, images: Tensor, layer: int | None = None, tracks: bool = False) -> Outputs:
+    """Run a network, slim or not, and keep the output of block `layer`.
+
+    With `tracks` a slim model's tokens know which input patches they stand for.
+    """
     x: Any = host.embed(images)
-    inner: State | None = None
+    inner: Any = None
     for number, block in enumerate(host.blocks, start=1):
-        x = block(x, None)  # no mask: some layers of transformers have to be told
+        state, x = through(block, x, tracks)
         if number == layer:
-            inner = x
+            inner = state
     return Outputs(host.logits(x), host.features(x), inner)
 
 
-@contextmanager
-def tracking(host: Host, wanted: bool = True) -> Iterator[None]:
-    """Have a slim model's tokens know which input patches they stand for."""
-    if not wanted:
-        yield
-        return
-    with watching(host.model, lambda tokens: None):
-        yield
+def through(block: Any, x: Any, tracks: bool = False) -> tuple[Any, Any]:
+    """One block of a network, slim or not: its output, and what the next block or the head is given."""
+    if not isinstance(block, SlimBlock):
+        x = block(x, None)  # no mask: some layers of transformers have to be told
+        return x, x
+    state: State = block.run(block.enter(x, tracks))
+    return state, block.leave(state)

@@ -4,23 +4,24 @@ stands for."""
 from __future__ import annotations
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from patchslim.plan import SlimPlan
-from patchslim.slim.model import static_sources
-from patchslim.slim.packed import Packed
-from patchslim.slim.tokens import Tokens
+from patchslim.slim import State, plan_of
+from patchslim.steps.packed import Packed
 
-State = Tensor | Tokens | Packed  # what passes from one slim block to the next
+
+def exact_plan(model: nn.Module) -> SlimPlan | None:
+    """The model's plan, where it is known patch by patch what a token stands for; None otherwise."""
+    plan = plan_of(model)
+    return plan if plan is not None and plan.exact else None
 
 
 class Rows:
-    """Pairs a slim block's output with the host's, for one plan. Where images choose, blocks have to be watched."""
+    """Pairs a slim block's output with the host's, for one plan; the tokens have to know what they stand for."""
 
-    def __init__(self, plan: SlimPlan, device: torch.device) -> None:
+    def __init__(self, plan: SlimPlan) -> None:
         self.prefix, self.counts = plan.host.prefix_tokens, plan.counts
-        sources = [] if plan.varies else static_sources(plan)
-        self.shares = [_shares(rows).to(device) for rows in sources]  # per block (n, N)
 
     def pair(self, layer: int, output: State, z: Tensor) -> tuple[Tensor, Tensor]:
         """(computed, reference), of one shape, from block `layer`'s output and the host's Z_l (B, p + N, d).
@@ -29,23 +30,10 @@ class Rows:
         """
         if isinstance(output, Packed):
             return output.x, _packed_rows(output, z, self.prefix)
-        x = output.x if isinstance(output, Tokens) else output
-        shares = self._shares(layer, output)
-        patches = shares.to(z.dtype) @ z[:, self.prefix :]
-        # A block that carries removed patches along has them after those it computes.
-        return x[:, : self.prefix + shares.shape[-2]], torch.cat([z[:, : self.prefix], patches], dim=1)
-
-    def _shares(self, layer: int, output: Tensor | Tokens) -> Tensor:
-        """How much each input patch counts in each token: (n, N) or (B, n, N), rows that sum to 1."""
-        if self.shares:
-            return self.shares[layer - 1]
-        assert isinstance(output, Tokens)
-        assert output.source is not None
-        return _shares(output.source)
-
-
-def _shares(source: Tensor) -> Tensor:
-    return source / source.sum(dim=-1, keepdim=True)
+        count = self.counts[layer - 1]  # a block that carries removed patches along has them after those it computes
+        stands = output.rows(self.prefix)[:, :count].to(z.dtype)  # (B, n, N)
+        patches = stands @ z[:, self.prefix :] / stands.sum(dim=-1, keepdim=True)
+        return output.x[:, : self.prefix + count], torch.cat([z[:, : self.prefix], patches], dim=1)
 
 
 def _packed_rows(output: Packed, z: Tensor, prefix: int) -> Tensor:

@@ -9,12 +9,12 @@ import torch
 from torch import Tensor, nn
 
 from patchslim.data import ImageSource
+from patchslim.events import Listener, silent
 from patchslim.hosts.weights import weights_fingerprint
-from patchslim.recover.checkpoint import Keeper
+from patchslim.recover.checkpoint import Checkpoints
 from patchslim.recover.checks import check_slim, open_teacher, training_source
 from patchslim.recover.config import RecoverConfig
 from patchslim.recover.stages import Made, Recovered, Recovery
-from patchslim.search.topdown import Listener
 
 
 def finetune(
@@ -24,7 +24,7 @@ def finetune(
     config: RecoverConfig | None = None,
     *,
     checkpoint: str | Path | None = None,
-    listen: Listener = lambda event: None,
+    listen: Listener = silent,
 ) -> Made:
     """A slim model with its accuracy back, learnt from the network it was made from. Both are left as they were.
 
@@ -42,7 +42,7 @@ def recover(
     config: RecoverConfig | None = None,
     *,
     checkpoint: str | Path | None = None,
-    listen: Listener = lambda event: None,
+    listen: Listener = silent,
 ) -> Recovered[Made]:
     """The same, with the report that a run folder keeps."""
     info = check_slim(slim)
@@ -56,4 +56,4 @@ def recover(
         "teacher": weights_fingerprint(host.model),
     }
     folder = None if checkpoint is None else Path(checkpoint)
-    return Recovery(slim, host, source, config, Keeper(folder, started), listen).run()
+    return Recovery(slim, host, source, config, Checkpoints(folder, started), listen).run()

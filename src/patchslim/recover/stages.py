@@ -9,24 +9,25 @@ from typing import Any, Generic, NamedTuple, TypeVar
 from torch import Tensor, nn
 
 from patchslim.data import TrainingSource
+from patchslim.events import Listener
 from patchslim.hosts import Host
 from patchslim.hosts.weights import check_weights, weights_fingerprint
 from patchslim.recover.blockwise import STAGE, Blockwise
-from patchslim.recover.checkpoint import FINISHED, Keeper, Progress
+from patchslim.recover.checkpoint import FINISHED, Checkpoints, Progress
 from patchslim.recover.checks import check_channels, check_finite
 from patchslim.recover.config import RecoverConfig
-from patchslim.recover.course import Course, part
 from patchslim.recover.distill import Distillation
 from patchslim.recover.judge import learnt, measure
 from patchslim.recover.outputs import open_student
 from patchslim.recover.parts import Parts, labelled_part, split
+from patchslim.recover.rows import exact_plan
 from patchslim.recover.supervised import Supervised, set_drop_path_
 from patchslim.recover.train import Objective, Training
+from patchslim.recover.train_state import TrainState, part
 from patchslim.recover.views import Views, views_for
-from patchslim.search.topdown import Listener
-from patchslim.slim.model import keeps_alike, plan_of
+from patchslim.slim import rectangular
 
-Made = TypeVar("Made", bound=nn.Module)  # from a host: slim, or in a peer's way
+Made = TypeVar("Made", bound=nn.Module)  # from a host, by any method
 
 
 class Recovered(NamedTuple, Generic[Made]):
@@ -45,15 +46,15 @@ class Recovery(Generic[Made]):
         teacher: Host,
         source: TrainingSource,
         config: RecoverConfig,
-        keeper: Keeper,
+        checkpoints: Checkpoints,
         listen: Listener,
     ) -> None:
         self.slim, self.teacher, self.source, self.config = slim, teacher, source, config
-        self.keeper, self.listen = keeper, listen
+        self.checkpoints, self.listen = checkpoints, listen
         self.start = time.monotonic()
         self.student = open_student(slim)
         device = next(slim.parameters()).device
-        self.distillation = Distillation(teacher, plan_of(slim), config, device)
+        self.distillation = Distillation(teacher, exact_plan(slim), config)
         self.parts = split(source, config.held_out, config.seed, config.batch_size, device)
         check_channels(self.parts, teacher.info)
         self.labelled: Parts | None = None
@@ -63,7 +64,7 @@ class Recovery(Generic[Made]):
 
     def run(self) -> Recovered[Made]:
         """All stages that the settings ask for."""
-        stages, progress = self._stages(), self.keeper.read()
+        stages, progress = self._stages(), self.checkpoints.read()
         if progress is None:
             progress = Progress(stages[0], before=check_finite(self._measure()))
         else:
@@ -95,9 +96,9 @@ class Recovery(Generic[Made]):
         return self._supervised(progress)
 
     def _blocks(self, progress: Progress) -> dict[str, Any]:
-        plan = plan_of(self.slim)
-        if plan is None or not keeps_alike(self.slim):
-            why = "images keep different numbers of patches" if plan else "it has no plan that says what tokens are"
+        plan = exact_plan(self.slim)
+        if plan is None or not plan.rectangular:
+            why = "images keep different numbers of patches" if plan else "no plan says what its tokens stand for"
             skipped = {"stage": STAGE, "stopped": "skipped", "reason": why}
             self.listen({"event": "skipped"} | skipped)
             return skipped
@@ -118,7 +119,7 @@ class Recovery(Generic[Made]):
     def _supervised(self, progress: Progress) -> dict[str, Any]:
         assert self.labelled is not None
         config, blocks = self.config, self.student.blocks
-        if keeps_alike(self.slim):  # packed batches have no images to drop a path of
+        if rectangular(self.slim):  # packed batches have no images to drop a path of
             set_drop_path_(blocks, config.drop_path)
         objective = Supervised(self.teacher.info.classes, config, self.distillation)
         views = views_for(self.student, self.source, config, strong=True)
@@ -130,12 +131,12 @@ class Recovery(Generic[Made]):
         training = Training(self.student, objective, parts, views, self.config, epochs, self.listen)
         if progress.numbers is not None:
             try:
-                training.course.restore_(progress.numbers, progress.tensors)
+                training.state.restore_(progress.numbers, progress.tensors)
             except (KeyError, RuntimeError, TypeError, ValueError):
-                raise self.keeper.damaged() from None
+                raise self.checkpoints.damaged() from None
 
-        def save(course: Course) -> None:
-            self._keep(progress, course.numbers(), course.tensors())
+        def save(state: TrainState) -> None:
+            self._keep(progress, state.numbers(), state.tensors())
 
         return training.run_(save)
 
@@ -143,7 +144,7 @@ class Recovery(Generic[Made]):
         """A checkpoint, on disk before this returns."""
         progress.numbers, progress.tensors = numbers, tensors
         progress.seconds = time.monotonic() - self.start
-        self.keeper.write(progress)
+        self.checkpoints.write(progress)
 
     def _weights(self) -> dict[str, Tensor]:
         return {f"model.{name}": tensor for name, tensor in self.student.model.state_dict().items()}

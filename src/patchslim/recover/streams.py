@@ -4,18 +4,19 @@ reads. Cached within a bound on memory and computed again past it."""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from patchslim.hosts import Host
 from patchslim.recover.config import RecoverConfig
-from patchslim.recover.outputs import tracking
-from patchslim.recover.rows import State
+from patchslim.recover.outputs import through
+from patchslim.slim import State
 
 Batches = Callable[[], Iterator[tuple[Tensor, Tensor]]]
-Pair = tuple[State, Tensor]  # what enters the next block: of the slim network, and Z_l of the host (B, p + N, d)
+Pair = tuple[
+    Tensor | State, Tensor
+]  # what enters the next block: of the slim network, and Z_l of the host (B, p + N, d)
 
 
 class Streams:
@@ -59,9 +60,9 @@ class Streams:
 
     @torch.no_grad()
     def _through(self, pair: Pair, layer: int) -> Pair:
-        x: Any = pair[0]
-        with self.config.autocast(self.device), tracking(self.student):
-            return self.student.blocks[layer](x, None), self.teacher.blocks[layer](pair[1], None)
+        with self.config.autocast(self.device):
+            _, x = through(self.student.blocks[layer], pair[0], tracks=True)
+            return x, self.teacher.blocks[layer](pair[1], None)
 
 
 def _bytes(pair: Pair) -> int:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -12,9 +10,9 @@ from patchslim.hosts import Host
 from patchslim.hosts.base import PatchHead
 from patchslim.plan import SlimPlan
 from patchslim.recover.outputs import outputs
-from patchslim.recover.rows import Rows, State
-from patchslim.slim.model import watching
-from patchslim.slim.packed import Packed
+from patchslim.recover.rows import Rows
+from patchslim.slim import State
+from patchslim.steps.packed import Packed
 
 
 def has_token_labels(host: Host, plan: SlimPlan) -> bool:
@@ -31,12 +29,9 @@ class TokenLabels:
 
     def answers(self, student: Host, images: Tensor) -> tuple[Tensor, Tensor]:
         """The student's logits (B, classes), and the loss of its patches ()."""
-        seen: list[Any] = []
-        with watching(student.model, seen.append):
-            own = outputs(student, images, student.info.depth)
-        labels = self._labels(images, seen[-1] if self.plan.varies else own.inner)
-        found = self._patches(student, own.inner)
-        loss = -(labels * F.log_softmax(found.float(), dim=-1)).sum(dim=-1).mean()
+        own = outputs(student, images, student.info.depth, tracks=True)
+        found = _patch_logits(student, self._computed(own.inner))
+        loss = -(self._labels(images, own.inner) * F.log_softmax(found.float(), dim=-1)).sum(dim=-1).mean()
         return own.logits, loss
 
     @torch.no_grad()
@@ -44,18 +39,15 @@ class TokenLabels:
         """What the teacher says of the patches that are left: (B, n, classes), rows that sum to 1."""
         z = outputs(self.teacher, images, self.teacher.info.depth).inner
         every = _patch_logits(self.teacher, z).float().softmax(dim=-1)
-        if self.plan.removed == "carry":  # all patches are there, in the host's order
-            return every[:, self.plan.kept[-1]]
         whole = F.pad(every, (0, 0, self.prefix, 0))  # as many rows as there are tokens
         _, labels = self.rows.pair(self.plan.host.depth, state, whole)
         if isinstance(state, Packed):  # in the last block all images keep alike
             labels = labels.reshape(len(images), -1, labels.shape[-1])
         return labels[:, self.prefix :]
 
-    def _patches(self, student: Host, tokens: Tensor) -> Tensor:
-        """The student's own answer for each of them: (B, n, classes)."""
-        found = _patch_logits(student, tokens)
-        return found[:, self.plan.kept[-1]] if self.plan.removed == "carry" else found
+    def _computed(self, state: State) -> Tensor:
+        """The tokens that the last block computes: (B, p + n, d); patches that are carried along come after them."""
+        return state.tensor()[:, : self.prefix + self.plan.counts[-1]]
 
 
 def _patch_logits(host: Host, tokens: Tensor) -> Tensor:

@@ -14,15 +14,15 @@ from torch import Tensor, nn
 
 from patchslim.data.views import Order, mix, seeded
 from patchslim.errors import PatchslimWarning
+from patchslim.events import Listener
 from patchslim.hosts import Host
 from patchslim.recover.config import RecoverConfig
-from patchslim.recover.course import Course
 from patchslim.recover.graphed import Graphed
 from patchslim.recover.groups import choose_learning_
 from patchslim.recover.parts import Parts
+from patchslim.recover.train_state import TrainState
 from patchslim.recover.views import Views
-from patchslim.search.topdown import Listener
-from patchslim.slim.model import keeps_alike
+from patchslim.slim import rectangular
 
 LOOK = 50  # steps between two looks at the loss: each makes the host wait for the device
 
@@ -60,7 +60,7 @@ class Training:
         self.order = self._order(0)
         self.learning = choose_learning_(student, classifier=objective.labels)
         factor = 1.0 if objective.labels else config.vector_factor
-        self.course = Course(student, config, epochs, self.order.steps, factor)
+        self.state = TrainState(student, config, epochs, self.order.steps, factor)
         self.graphed: Graphed | None = None
 
     def _order(self, first: int) -> Order:
@@ -68,55 +68,55 @@ class Training:
         seed = mix(self.config.seed, self.stage)
         return Order(count, min(self.config.batch_size, count), self.epochs, seed, first)
 
-    def run_(self, save: Callable[[Course], None]) -> dict[str, Any]:
+    def run_(self, save: Callable[[TrainState], None]) -> dict[str, Any]:
         """Train to the end, or until held-out images stop it, and leave the best weights seen in the student."""
-        course, stopped = self.course, "finished"
-        if course.best_loss == math.inf:
-            course.best_loss = course.start_loss = self.held_out_loss(self.student)
-        batches = self.views.batches(self.parts.training, self._order(course.epoch), self.device)
-        while course.epoch < self.epochs:
-            if course.since >= self.config.patience:
+        state, stopped = self.state, "finished"
+        if state.best_loss == math.inf:
+            state.best_loss = state.start_loss = self.held_out_loss(self.student)
+        batches = self.views.batches(self.parts.training, self._order(state.epoch), self.device)
+        while state.epoch < self.epochs:
+            if state.since >= self.config.patience:
                 stopped = "patience"
                 break
             if not self._epoch_(batches):
                 stopped = "diverged"
                 break
-            save(course)
-        self.student.model.load_state_dict(course.best)
+            save(state)
+        self.student.model.load_state_dict(state.best)
         if stopped == "diverged":
-            warnings.warn(_diverged(self.objective.name, course.best_epoch), PatchslimWarning, stacklevel=2)
-        result = {"stage": self.objective.name, "epochs": course.epoch, "best_epoch": course.best_epoch}
-        result |= {"before": course.start_loss, "after": course.best_loss, "stopped": stopped}
+            warnings.warn(_diverged(self.objective.name, state.best_epoch), PatchslimWarning, stacklevel=2)
+        result = {"stage": self.objective.name, "epochs": state.epoch, "best_epoch": state.best_epoch}
+        result |= {"before": state.start_loss, "after": state.best_loss, "stopped": stopped}
         self.listen({"event": "diverged" if stopped == "diverged" else "trained"} | result)
         return result
 
     def _epoch_(self, batches: Iterator[tuple[Tensor, Tensor]]) -> bool:
         """One epoch and its judgement; False where the loss is not finite any more."""
-        course, start = self.course, time.monotonic()
-        with seeded(self.config.seed, self.stage, course.epoch, device=self.device):
+        state, start = self.state, time.monotonic()
+        with seeded(self.config.seed, self.stage, state.epoch, device=self.device):
             loss = self._steps_(batches)
-        held_out = self.held_out_loss(course.judged) if math.isfinite(loss) else math.nan
+        held_out = self.held_out_loss(state.judged) if math.isfinite(loss) else math.nan
         if not math.isfinite(held_out):
             return False
-        course.epoch += 1
-        course.judge(held_out)
-        event = {"event": "epoch", "stage": self.objective.name, "epoch": course.epoch, "epochs": self.epochs}
-        numbers = {"loss": loss, "held_out": held_out, "best": course.best_loss, "best_epoch": course.best_epoch}
+        state.epoch += 1
+        state.judge(held_out)
+        event = {"event": "epoch", "stage": self.objective.name, "epoch": state.epoch, "epochs": self.epochs}
+        numbers = {"loss": loss, "held_out": held_out, "best": state.best_loss, "best_epoch": state.best_epoch}
         self.listen(event | numbers | {"epoch_seconds": round(time.monotonic() - start, 2)})
         return True
 
     def _steps_(self, batches: Iterator[tuple[Tensor, Tensor]]) -> float:
         """The mean loss of an epoch; NaN as soon as it is not finite."""
-        course, total, count = self.course, torch.zeros((), device=self.device), 0
+        state, total, count = self.state, torch.zeros((), device=self.device), 0
         _drop_paths(self.student.model, True)
         for number in range(self.order.steps):
             images, labels = next(batches)
-            course.next_step()
+            state.next_step()
             if len(labels):
                 total, count = total + self._step_(images, labels), count + 1
             if number % LOOK == LOOK - 1 and not bool(total.isfinite()):
                 break
-            self.listen({"event": "step", "stage": self.objective.name, "done": course.step, "total": course.total})
+            self.listen({"event": "step", "stage": self.objective.name, "done": state.step, "total": state.total})
         _drop_paths(self.student.model, False)
         return float(total) / max(1, count)
 
@@ -124,9 +124,9 @@ class Training:
         images, labels = (tensor.to(self.device, non_blocking=True) for tensor in (images, labels))
         loss = self._gradients_(images, labels)
         nn.utils.clip_grad_norm_(self.learning, self.config.clip)
-        self.course.optimizer.step()
-        if self.course.average is not None:
-            self.course.average.update(self.student.model, self.course.step)
+        self.state.optimizer.step()
+        if self.state.average is not None:
+            self.state.average.update(self.student.model, self.state.step)
         return loss
 
     def _gradients_(self, images: Tensor, labels: Tensor) -> Tensor:
@@ -135,12 +135,12 @@ class Training:
             self.graphed = Graphed(lambda batch: self._backward_(batch, labels), self.learning, images)
         if self.graphed is not None and self.graphed.fits(images):
             return self.graphed(images)
-        self.course.optimizer.zero_grad()
+        self.state.optimizer.zero_grad()
         return self._backward_(images, labels)
 
     def _can_record(self) -> bool:
         """Labels bring random mixing, thresholds batches of changing shape."""
-        return self.device.type == "cuda" and not self.objective.labels and keeps_alike(self.student.model)
+        return self.device.type == "cuda" and not self.objective.labels and rectangular(self.student.model)
 
     def _backward_(self, images: Tensor, labels: Tensor) -> Tensor:
         with self.config.autocast(self.device):

@@ -84,9 +84,7 @@ class LatencyCost:
     def share(self, counts: Sequence[int]) -> float:
         """The time over the host's."""
         parts = parts_of(self.draft.info, self.draft.steps(tuple(counts), ()))
-        return self.fixed + sum(
-            price * part for own in parts for price, part in zip(self.prices, own, strict=True)
-        )
+        return self.fixed + sum(price * part for own in parts for price, part in zip(self.prices, own, strict=True))
 
     def of(self, counts: Sequence[int]) -> float:
         """The time in the host's MACs."""

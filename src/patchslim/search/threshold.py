@@ -57,9 +57,7 @@ def calibrate(host: Host, features: Features, plan: SlimPlan, parts: Mapping[int
 
 
 @torch.no_grad()
-def _at_scale(
-    host: Host, features: Features, plan: SlimPlan, parts: Mapping[int, nn.Module], scale: float
-) -> SlimPlan:
+def _at_scale(host: Host, features: Features, plan: SlimPlan, parts: Mapping[int, nn.Module], scale: float) -> SlimPlan:
     """Thresholds, block by block from the first, by which `scale` times the plan's counts stay on average."""
     prefix = host.info.prefix_tokens
     blocks: list[Any] = slim_blocks(host, plan, parts)

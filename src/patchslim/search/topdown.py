@@ -20,6 +20,7 @@ from patchslim.search.cost import Cost
 from patchslim.search.schedule import make_divisible
 from patchslim.search.tuning import tune_block
 
+
 @dataclass(frozen=True)
 class Algorithm:
     """The settings of Algorithm 1."""

@@ -1,6 +1,16 @@
 """From host and plan to a model: assemble it, trace its tokens, and the masked reference."""
 
-from patchslim.slim.assemble import apply, assembled_, full_plan, is_slim, own_keys, plan_of, slim_blocks
+from patchslim.slim.assemble import (
+    apply,
+    assembled_,
+    full_plan,
+    is_slim,
+    made_from,
+    own_keys,
+    plan_of,
+    rectangular,
+    slim_blocks,
+)
 from patchslim.slim.block import SlimBlock, State
 from patchslim.slim.reference import masked_logits
 from patchslim.slim.trace import image_macs, sources, states_of
@@ -13,9 +23,11 @@ __all__ = [
     "full_plan",
     "image_macs",
     "is_slim",
+    "made_from",
     "masked_logits",
     "own_keys",
     "plan_of",
+    "rectangular",
     "slim_blocks",
     "sources",
     "states_of",

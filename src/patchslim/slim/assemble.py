@@ -10,8 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from patchslim.errors import PlanError, UnsupportedModel
-from patchslim.hosts import Host, open_host
+from patchslim.hosts import Host, HostInfo, open_host, open_slim
 from patchslim.hosts.weights import load_part_, tensors_fingerprint
+from patchslim.macs import MADE
 from patchslim.plan import SlimPlan, make_plan
 from patchslim.slim.block import Entrance, SlimBlock
 from patchslim.steps.keep import Keep
@@ -42,7 +43,9 @@ def _check_own(slim: nn.Module, plan: SlimPlan, given: Mapping[str, Tensor]) -> 
     frozen = frozen_keys(slim)
     missing = [name for name in frozen if name not in given]
     if missing:
-        raise PlanError(f"This plan's steps have weights of their own, and {missing[0]} is not given; give all of them.")
+        raise PlanError(
+            f"This plan's steps have weights of their own, and {missing[0]} is not given; give all of them."
+        )
     names = slim.state_dict()
     strange = [name for name in given if name not in names and ".step." in name]
     if strange:
@@ -85,7 +88,9 @@ def _runner(step: Any, info: Any, layer: int, entering: int, part: nn.Module | N
             return step.module(info, layer, entering)  # type: ignore[no-any-return]
     with torch.device("meta"):
         runner = step.module(info, layer, entering)
-    setattr(runner, runner.part, part)
+    name: str | None = getattr(runner, "part", None)  # a step that removes nothing has learnt nothing
+    if name is not None:
+        setattr(runner, name, part)
     return runner  # type: ignore[no-any-return]
 
 
@@ -107,6 +112,18 @@ def plan_of(model: nn.Module) -> SlimPlan | None:
     """A slim model's plan; None for any other model."""
     plan: SlimPlan | None = getattr(model, "plan", None)
     return plan if isinstance(plan, SlimPlan) else None
+
+
+def rectangular(model: nn.Module) -> bool:
+    """Whether all images keep equally many tokens, so that a batch stays one tensor."""
+    plan = plan_of(model)
+    return plan is None or plan.rectangular
+
+
+def made_from(model: nn.Module) -> HostInfo | None:
+    """The host that a method made a model from, with a plan or without; None for any other model."""
+    made = is_slim(model) or hasattr(model, MADE)
+    return open_slim(model).info if made else None
 
 
 def full_plan(model: nn.Module) -> SlimPlan:

@@ -1,8 +1,8 @@
 """The masked full-shape reference: the paper's Eq. 2 to the letter, with the host's own blocks. Slow; the oracle.
 
 Nothing is dropped here. Every block runs on all tokens in the host's order; masks decide which rows take the new value
-and which keys may be attended to. Where images differ they go one by one. What is kept, and what joins what, each step's
-own `reference` says in plain loops.
+and which keys may be attended to. Where images differ they go one by one. What is kept, and what joins what, the
+`reference` of each step says in plain loops.
 """
 
 from __future__ import annotations

@@ -167,8 +167,8 @@ class Choice(NamedTuple):
     """What a step decides for one image."""
 
     kept: list[int]  # input patches that are computed, in the order of the slim model's tokens
-    into: Mapping[int, int] = {}  # patch that goes → patch that it joins  # noqa: RUF012
-    weight: Mapping[int, float] = {}  # how much each counts in an average  # noqa: RUF012
+    into: Mapping[int, int] = {}  # patch that goes → patch that it joins
+    weight: Mapping[int, float] = {}  # how much each counts in an average
     stays: bool = False  # whether the others stay to be read
 
 

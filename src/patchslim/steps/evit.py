@@ -1,4 +1,4 @@
-"""`evit`: the patches that the class token attends to most stay, the others fuse into one token (Liang et al., ICLR 2022)."""
+"""`evit`: the patches that the class token attends to most stay, the others fuse into one (Liang et al., ICLR 2022)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from patchslim.kernels.match import take
 from patchslim.steps.base import Counted, Halfway, check_stays, register_step
 from patchslim.steps.counting import Work
 from patchslim.steps.tokens import Tokens, moved
-
 
 
 @register_step

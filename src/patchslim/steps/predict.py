@@ -13,8 +13,8 @@ from patchslim.kernels.match import TINY, unit_keys
 from patchslim.kernels.merge import merge_pairs
 from patchslim.steps.base import Choice, Counted, Reducing, Seen, check_stays, register_step
 from patchslim.steps.counting import Work, averaging_macs, pairing_macs
-from patchslim.steps.selector import SelectorKind, as_fp32, selector_macs, make_selector
 from patchslim.steps.pairs import join_pairs
+from patchslim.steps.selector import SelectorKind, as_fp32, make_selector, selector_macs
 from patchslim.steps.tokens import Tokens, merged_tokens, pick
 
 

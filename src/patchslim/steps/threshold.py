@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from patchslim.hosts import HostInfo, Incoming
 from patchslim.steps.base import Choice, Counted, Reducing, Seen, check_stays, register_step
 from patchslim.steps.counting import Work
-from patchslim.steps.selector import SelectorKind, as_fp32, selector_macs, make_selector
 from patchslim.steps.packed import Packed
+from patchslim.steps.selector import SelectorKind, as_fp32, make_selector, selector_macs
 
 
 @register_step

@@ -18,7 +18,6 @@ from patchslim.steps.counting import Work
 from patchslim.steps.tokens import Tokens, moved
 
 
-
 def most_pairs(patches: int) -> int:
     """How many patches can merge in one block: half of them."""
     return patches // 2

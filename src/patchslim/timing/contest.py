@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from torch import Tensor, nn
 
 from patchslim.errors import PatchslimError, first_words
+from patchslim.timing.device import device_name
 from patchslim.timing.latency import Clock, Timing, in_turns
 from patchslim.timing.memory import out_of_memory
 from patchslim.timing.modes import Prepared, prepare
-from patchslim.timing.device import device_name
 from patchslim.timing.running import forget_compiled
 
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-import copy
 from dataclasses import dataclass, replace
 from functools import partial
 from time import perf_counter
@@ -20,10 +20,10 @@ from patchslim.hosts import Host, open_host, open_slim
 from patchslim.plan import SlimPlan
 from patchslim.slim import assembled_
 from patchslim.timing.contest import Contest, Timed
+from patchslim.timing.device import described
 from patchslim.timing.latency import Clock, in_turns
 from patchslim.timing.memory import out_of_memory
 from patchslim.timing.modes import modes_for
-from patchslim.timing.device import described
 from patchslim.timing.running import DTYPES, in_dtype, replayed, running
 
 BLOCK_SECONDS, MULTIPLE_SECONDS = 0.2, 1.0  # for each block: of a network, and where its numbers of tokens are compared

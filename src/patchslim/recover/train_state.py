@@ -16,7 +16,7 @@ from patchslim.recover.config import RecoverConfig
 from patchslim.recover.groups import by_layer
 
 
-class Course:
+class TrainState:
     """What changes from epoch to epoch, as tensors and numbers that a checkpoint can hold."""
 
     def __init__(
