@@ -18,6 +18,7 @@ from patchslim.hosts import HostInfo, inspect, open_hf
 from patchslim.macs import count_macs
 from patchslim.plan import SlimPlan
 from patchslim.recover import RecoverConfig, finetune
+from patchslim.runs import load, save
 from patchslim.slim import apply, full_plan, image_macs, masked_logits, sources
 from patchslim.version import __version__
 
@@ -44,10 +45,12 @@ __all__ = [
     "full_plan",
     "image_macs",
     "inspect",
+    "load",
     "masked_logits",
     "methods",
     "open_hf",
     "open_images",
+    "save",
     "slim",
     "sources",
 ]

@@ -56,11 +56,11 @@ def working(
 ) -> Iterator[Listener]:
     """Work in a folder, alone, on what was started there and nothing else; gives a listener that also writes the log.
 
-    `worth` says whether there is something to go on with. Where there is not, a failure removes the memory, and from a
-    folder that was new also `files`, and the folder if nothing else lies in it. Success removes the memory.
+    `worth` says whether there is something to go on with. Where there is not, a failure removes the memory, from a
+    folder that was empty also `files`, and the folder if it was made here. Success removes the memory.
     """
     own = folder / memory
-    fresh, keeps = not folder.exists(), memory == ITSELF
+    made, empty, keeps = not folder.exists(), not taken(folder), memory == ITSELF
     own.mkdir(parents=True, exist_ok=True)
     with alone(own, folder):
         _check_memory(folder, own / STARTED, started, worth, advice)
@@ -69,7 +69,10 @@ def working(
             yield logged(folder / LOG, listen)
         except BaseException as error:
             if not worth() or (isinstance(error, BudgetError) and not keeps):  # what can't be reached never will be
-                _tidy(folder, own, files, fresh)
+                _tidy(folder, own, files if empty else ())
+                if made:
+                    with suppress(OSError):  # results of something else lie in it
+                        folder.rmdir()
             raise
         if not keeps:
             shutil.rmtree(own)
@@ -90,18 +93,15 @@ def check_started(folder: Path, path: Path, started: Mapping[str, Any], advice: 
     check_same(before, now, str(folder), advice)
 
 
-def _tidy(folder: Path, own: Path, files: Sequence[str], fresh: bool) -> None:
-    """Remove what work that came to nothing has left; a folder goes only when nothing else lies in it."""
+def _tidy(folder: Path, own: Path, files: Sequence[str]) -> None:
+    """Remove what work that came to nothing has left."""
     if own.samefile(folder):
         for name in (STARTED, LOCK):
             (own / name).unlink(missing_ok=True)
     else:
         shutil.rmtree(own, ignore_errors=True)
-    if fresh:
-        for name in files:
-            (folder / name).unlink(missing_ok=True)
-        with suppress(OSError):  # results of something else lie in it
-            folder.rmdir()
+    for name in files:
+        (folder / name).unlink(missing_ok=True)
 
 
 @contextmanager

@@ -21,6 +21,7 @@ from patchslim.steps.slice import Slice
 
 PLAN_VERSION = 4
 SPEED = "speed"  # in `provenance`: what a plan that was made for a speed-up predicts
+HOST = "host_weights"  # likewise: the fingerprint of the weights that the plan was made for
 BY_HAND = "by hand"  # the method of a plan that no method made
 
 AnyStep = Annotated[SerializeAsAny[Step], BeforeValidator(read_step)]

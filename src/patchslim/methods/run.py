@@ -8,10 +8,11 @@ from typing import Any
 from torch import nn
 
 from patchslim.errors import MethodError, PatchslimError, PlanError, first_words
+from patchslim.hosts.weights import weights_fingerprint
 from patchslim.macs import MADE, host_macs, plan_macs
 from patchslim.methods.base import Fitted, package_of
 from patchslim.methods.task import Task
-from patchslim.plan import SPEED, SlimPlan
+from patchslim.plan import HOST, SPEED, SlimPlan
 from patchslim.slim import apply
 
 
@@ -31,7 +32,8 @@ def fit(method: Any, task: Task) -> Fitted:
             "tell its authors, or take another method."
         ) from error
     _check(found, task, name, package)
-    return found if found.plan is None else replace(found, plan=signed(found.plan, method, task, found))
+    fitted: Fitted = found
+    return fitted if fitted.plan is None else replace(fitted, plan=signed(fitted.plan, method, task, fitted))
 
 
 def _check(found: Any, task: Task, name: str, package: str | None) -> None:
@@ -58,6 +60,7 @@ def signed(plan: SlimPlan, method: Any, task: Task, found: Fitted) -> SlimPlan:
         "target": task.target.as_dict(),
         "seed": task.seed,
         "tolerance": task.target.allowed,
+        HOST: task.once("weights", lambda: weights_fingerprint(task.host.model)),
         "images": task.features.count,
         "errors": dict(found.errors),
         "macs": macs,

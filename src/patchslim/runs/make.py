@@ -1,94 +1,126 @@
-"""Making a run folder: search, apply, write; and going on with one that was interrupted."""
+"""Making run folders: fit a method, apply its plan, write; and going on with what was interrupted."""
 
 from __future__ import annotations
 
 import shutil
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor, nn
+from torch import nn
 
-from patchslim.data import ImageSource
+from patchslim.cache import ENTRIES, Cache
 from patchslim.errors import RunError
-from patchslim.files import read_json
-from patchslim.hosts import HostInfo, inspect
+from patchslim.files import read_json, write_json
+from patchslim.folder import check_folder, check_started, working
+from patchslim.hosts import inspect
 from patchslim.hosts.weights import write_weights
 from patchslim.macs import count_macs, host_macs
+from patchslim.methods import Fitted, Task, fit
 from patchslim.plan import SPEED, SlimPlan
-from patchslim.runs.folder import check_started, searching
-from patchslim.search import SearchConfig, search
-from patchslim.search.topdown import Listener
-from patchslim.slim import apply, load
-from patchslim.slim.chooser import is_chooser_key
-from patchslim.slim.store import CONFIG, HOST_WEIGHTS, METRICS, PLAN, SEARCH, write_run
+from patchslim.runs.store import CONFIG, HOST_WEIGHTS, METRICS, PLAN, SEARCH, holds_run, load, write_run
+from patchslim.slim import apply, own_keys
+
+SWEEP = "sweep.json"  # the runs of a finished sweep, and their metrics
+Metrics = dict[str, Any]
 
 
-def make_run(
-    network: nn.Module,
-    source: ImageSource,
-    config: SearchConfig,
-    folder: Path,
-    started: Mapping[str, Any],
-    listen: Listener = lambda event: None,
-) -> dict[str, Any]:
-    """Search, apply, and write the run; returns its metrics. A finished run of the same settings is left alone.
+def run_name(ratio: float) -> str:
+    """The folder of one ratio's run in a sweep."""
+    return f"macs-{ratio:g}"
 
-    `started` says what the run is made from; an interrupted one goes on only if it is the same.
+
+def check_runs_folder(folder: Path, resume: bool, sweep: bool) -> None:
+    """Raise RunError unless a run, or a sweep of several, may be written or gone on with in this folder."""
+    if sweep and (folder / SWEEP).exists():
+        if not resume:
+            raise RunError(f"{folder} already holds a sweep; go on with --resume, or choose another folder with --out.")
+        return
+    check_folder(folder, resume, holds_run)
+
+
+def make_runs(
+    task: Task, method: Any, folder: Path, started: Mapping[str, Any], ratios: Sequence[float] = ()
+) -> dict[Path, Metrics]:
+    """Fit a method and write the run; metrics by run folder. For several MAC ratios each has a folder `macs-RATIO`.
+
+    `started` says what the run is made from; an interrupted one goes on only if it is the same. Finished runs are left
+    alone.
     """
-    if (folder / PLAN).exists():
-        return finished(folder, started)
-    start = time.monotonic()
-    with searching(folder, started, listen) as told:
-        plan, tuned = search(network, source, config, checkpoint=folder / SEARCH, listen=told)
-        known = {"seconds": round(time.monotonic() - start, 1), "skipped_images": source.skipped}
-        return write_found(network, plan, tuned, folder, started, known)
+    sweep = len(ratios) > 1
+    if not sweep and (folder / PLAN).exists():
+        return {folder: finished(folder, started)}
+    ledger, done = folder / SEARCH / ENTRIES, [folder / run_name(ratio) / PLAN for ratio in ratios]
 
+    def worth() -> bool:
+        return ledger.exists() or any(plan.exists() for plan in done)
 
-def write_found(
-    network: nn.Module,
-    plan: SlimPlan,
-    tuned: Mapping[str, Tensor],
-    folder: Path,
-    started: Mapping[str, Any],
-    known: Mapping[str, Any],
-) -> dict[str, Any]:
-    """Write a run of what a search found; returns its metrics, `known` among them."""
-    metrics = measure_plan(network, plan) | {"peak_memory_gib": round(peak_memory_gib(), 2)} | dict(known)
-    if any(not is_chooser_key(name) for name in tuned):
-        folder.mkdir(parents=True, exist_ok=True)
-        write_weights(folder / HOST_WEIGHTS, network.state_dict())  # the teacher of a later recovery
-    write_run(apply(network, plan, tuned), folder, started, metrics)
+    metrics: dict[Path, Metrics] = {}
+    with working(folder, SEARCH, started, worth, task.progress) as told:
+        own = replace(task, cache=Cache(folder / SEARCH), progress=told)
+        if not sweep:
+            return {folder: _make(own, method, folder, started)}
+        for ratio in sorted(ratios, reverse=True):
+            at = own.at(replace(task.target, macs=ratio))
+            run, about = folder / run_name(ratio), dict(started) | {"target": at.target.as_dict()}
+            metrics[run] = finished(run, about) if (run / PLAN).exists() else _make(at, method, run, about)
+        write_json(folder / SWEEP, {"runs": {run.name: found for run, found in metrics.items()}})
     return metrics
 
 
-def finished(folder: Path, started: Mapping[str, Any]) -> dict[str, Any]:
+def _make(task: Task, method: Any, folder: Path, started: Mapping[str, Any]) -> Metrics:
+    """Fit, and write what was found."""
+    start = time.monotonic()
+    found = fit(method, task)
+    known = {"seconds": round(time.monotonic() - start, 1), "skipped_images": task.images.skipped}
+    return write_found(task.host.model, found, folder, started, known)
+
+
+def write_found(
+    network: nn.Module, found: Fitted, folder: Path, started: Mapping[str, Any], known: Mapping[str, Any]
+) -> Metrics:
+    """Write a run of what a method found; returns its metrics, `known` among them."""
+    if found.plan is None:
+        raise RunError(
+            "This method makes a model that no plan describes, so there is no run to write; "
+            "measure it with `patchslim compare`, or use ps.slim in Python."
+        )
+    slim = apply(network, found.plan, found.weights)
+    metrics = measure_plan(network, found.plan) | {"peak_memory_gib": round(peak_memory_gib(), 2)} | dict(known)
+    if set(found.weights) - own_keys(slim):  # tuned: a later recovery needs the original network as its teacher
+        folder.mkdir(parents=True, exist_ok=True)
+        write_weights(folder / HOST_WEIGHTS, network.state_dict())
+    write_run(slim, folder, started, metrics)
+    return metrics
+
+
+def finished(folder: Path, started: Mapping[str, Any]) -> Metrics:
     """The metrics of a run that is whole; RunError when it is damaged or was made from something else."""
     slim = load(folder)
     check_started(folder, folder / CONFIG, started)
     shutil.rmtree(folder / SEARCH, ignore_errors=True)  # a crash may have come between the plan and this
     known = read_json(folder / METRICS, RunError, "run's metrics")
-    plan = SlimPlan.load(folder / PLAN)
-    metrics = {"seconds": 0.0, "skipped_images": 0} | known | measure_plan(slim, plan)
+    metrics = {"seconds": 0.0, "skipped_images": 0} | known | measure_plan(slim, SlimPlan.load(folder / PLAN))
     if not all(isinstance(metrics[name], (int, float)) for name in ("seconds", "skipped_images")):
         raise RunError(f"{folder / METRICS} is damaged; the model itself is whole and can be loaded.")
     return metrics
 
 
-def measure_plan(network: nn.Module, plan: SlimPlan) -> dict[str, Any]:
+def measure_plan(network: nn.Module, plan: SlimPlan) -> Metrics:
     """MACs and tokens of a plan, and the speed-up that it predicts."""
-    info: HostInfo = getattr(network, "host_info", None) or inspect(network)
-    macs = count_macs(network, plan)
+    macs, whole = count_macs(network, plan), host_macs(inspect(network))
     speed = {SPEED: plan.provenance[SPEED]} if SPEED in plan.provenance else {}
     return speed | {
+        "method": plan.method,
         "macs": macs,
-        "macs_ratio": macs / host_macs(info),
-        "host_macs": host_macs(info),
+        "macs_ratio": macs / whole,
+        "host_macs": whole,
         "patches_per_block": list(plan.counts),
-        "tolerance": plan.provenance["tolerance"],
-        "errors": plan.provenance["errors"],
+        "tolerance": plan.provenance.get("tolerance"),
+        "errors": plan.provenance.get("errors", {}),
     }
 
 

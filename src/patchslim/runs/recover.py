@@ -12,16 +12,14 @@ from torch import nn
 
 from patchslim.data import ImageSource
 from patchslim.errors import RunError
+from patchslim.events import Listener, silent
 from patchslim.files import read_json, write_json
+from patchslim.folder import LOCK, LOG, SOURCE, alone, working
 from patchslim.hosts.weights import write_weights
 from patchslim.recover import RecoverConfig, recover
 from patchslim.recover.checkpoint import STATE
-from patchslim.runs.folder import LOG, SOURCE, alone, logged
 from patchslim.runs.request import Request, check_request, finished
-from patchslim.runs.teacher import load_teacher
-from patchslim.search.topdown import Listener
-from patchslim.slim import SlimModel, load
-from patchslim.slim.store import (
+from patchslim.runs.store import (
     CONFIG,
     FILES,
     HOST_WEIGHTS,
@@ -29,12 +27,14 @@ from patchslim.slim.store import (
     PLAN,
     RECOVERY,
     WEIGHTS,
-    host_weights,
+    load,
+    split_weights,
     versions,
 )
+from patchslim.runs.teacher import load_teacher
 
 VAL = "val.json"
-Judge = Callable[[SlimModel], dict[str, Any]]
+Judge = Callable[[nn.Module], dict[str, Any]]
 
 
 def recover_run(
@@ -42,7 +42,7 @@ def recover_run(
     source: ImageSource,
     config: RecoverConfig,
     device: torch.device,
-    listen: Listener = lambda event: None,
+    listen: Listener = silent,
     judge: Judge | None = None,
 ) -> dict[str, Any]:
     """Recover a run and put the result in its place, or into a copy; returns the report.
@@ -56,26 +56,20 @@ def recover_run(
     if done is not None:
         return done
     folder, fresh = request.folder, request.copies
-    origin = request.run if fresh else folder
+    origin, memory = request.run if fresh else folder, folder / RECOVERY
     slim, teacher = load(origin, device), load_teacher(origin, request.teacher)
-    if fresh:
-        _copy(request.run, folder)
-    (folder / RECOVERY).mkdir(exist_ok=True)
-    with alone(folder, RECOVERY):
-        try:
-            if request.again:
-                _forget(folder)
-            before = _judged(folder / RECOVERY / VAL, slim, judge)
-            log = logged(folder / LOG, listen)
-            found = recover(slim, teacher, source, config, checkpoint=folder / RECOVERY, listen=log)
-            report = {"settings": config.as_dict()} | found.report
-            if judge is not None:
-                report["val"] = {"before": before, "after": judge(found.model)}
-            _put(folder, found.model, teacher, report, started | {SOURCE: source.name})
-            shutil.rmtree(folder / RECOVERY)
-        except BaseException:
-            _leave_nothing(folder, fresh)
-            raise
+    if request.again and memory.exists():
+        _forget(memory, folder)
+    begun, files = (memory / STATE).exists, (*FILES, LOG, PLAN) if fresh else ()
+    with working(folder, RECOVERY, started, begun, listen, files=files, advice="start over with --again") as told:
+        if fresh:
+            _copy(request.run, folder)
+        before = _judged(memory / VAL, slim, judge)
+        found = recover(slim, teacher, source, config, checkpoint=memory, listen=told)
+        report = {"settings": config.as_dict()} | found.report
+        if judge is not None:
+            report["val"] = {"before": before, "after": judge(found.model)}
+        _put(folder, found.model, teacher, report, started | {SOURCE: source.name})
     return report
 
 
@@ -86,23 +80,20 @@ def _started(config: RecoverConfig, source: ImageSource) -> dict[str, Any]:
 
 def _copy(run: Path, folder: Path) -> None:
     """A run in another folder, the plan last: a folder with a plan is a whole run."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        for name in (*FILES, LOG, PLAN):
-            if (run / name).exists():
-                shutil.copyfile(run / name, folder / name)
-    except BaseException:
-        shutil.rmtree(folder, ignore_errors=True)
-        raise
+    for name in (*FILES, LOG, PLAN):
+        if (run / name).exists():
+            shutil.copyfile(run / name, folder / name)
 
 
-def _forget(folder: Path) -> None:
-    for path in (folder / RECOVERY).iterdir():
-        if path.name != "lock":
-            path.unlink()
+def _forget(memory: Path, folder: Path) -> None:
+    """Start over: what an earlier recovery has learnt goes."""
+    with alone(memory, folder):
+        for path in memory.iterdir():
+            if path.name != LOCK:
+                path.unlink()
 
 
-def _judged(path: Path, slim: SlimModel, judge: Judge | None) -> dict[str, Any] | None:
+def _judged(path: Path, slim: nn.Module, judge: Judge | None) -> dict[str, Any] | None:
     """What the judge says of the model that a recovery began with, asked only once."""
     if judge is None:
         return None
@@ -112,20 +103,13 @@ def _judged(path: Path, slim: SlimModel, judge: Judge | None) -> dict[str, Any] 
 
 
 def _put(
-    folder: Path, model: SlimModel, teacher: nn.Module, report: Mapping[str, Any], started: Mapping[str, Any]
+    folder: Path, model: nn.Module, teacher: nn.Module, report: Mapping[str, Any], started: Mapping[str, Any]
 ) -> None:
     """The result in the run's place. If this is interrupted, the recovery's own folder still has it."""
     if not (folder / HOST_WEIGHTS).exists():
         write_weights(folder / HOST_WEIGHTS, teacher.state_dict())
-    write_weights(folder / WEIGHTS, host_weights(model))
+    write_weights(folder / WEIGHTS, split_weights(model)[0])
     metrics = read_json(folder / METRICS, RunError, "run's metrics")
     write_json(folder / METRICS, metrics | {RECOVERY: dict(report)})
     config = read_json(folder / CONFIG, RunError, "run's config")
     write_json(folder / CONFIG, config | {RECOVERY: dict(started) | {"versions": versions()}})
-
-
-def _leave_nothing(folder: Path, fresh: bool) -> None:
-    """After a failure before anything was learnt: no copy, and no memory of a recovery."""
-    if (folder / RECOVERY / STATE).exists():
-        return
-    shutil.rmtree(folder if fresh else folder / RECOVERY, ignore_errors=True)

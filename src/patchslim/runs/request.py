@@ -10,7 +10,7 @@ from typing import Any
 from patchslim.errors import RunError
 from patchslim.files import check_same, read_json
 from patchslim.recover.checkpoint import STATE
-from patchslim.slim.store import METRICS, PLAN, RECOVERY, holds_run, read_config
+from patchslim.runs.store import METRICS, PLAN, RECOVERY, holds_run, read_config
 
 
 @dataclass(frozen=True)

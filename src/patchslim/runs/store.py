@@ -12,26 +12,23 @@ import torch
 from torch import Tensor, nn
 
 from patchslim.data.transform import transform_for
-from patchslim.errors import RunError
+from patchslim.errors import RunError, UnsupportedModel
 from patchslim.files import read_json, write_json
-from patchslim.hosts import rebuild_host
+from patchslim.hosts import rebuild_host, spec_of
 from patchslim.hosts.hf_open import is_hf_folder
 from patchslim.hosts.weights import load_weights_, read_weights, write_weights
 from patchslim.plan import SlimPlan
-from patchslim.slim.assemble import apply, is_slim
-from patchslim.slim.chooser import chooser_weights, is_chooser_key
-from patchslim.slim.model import SlimModel
+from patchslim.slim import apply, is_slim, own_keys
 from patchslim.version import __version__
 
 CONFIG, PLAN, WEIGHTS, METRICS = "config.json", "plan.json", "model.safetensors", "metrics.json"
-PREDICTOR_WEIGHTS = "predictor.safetensors"  # of a run that predicts: not the host's, so not in its file
-DISTANCE_WEIGHTS = "distance.safetensors"  # of a run that matches by distances: likewise
+STEPS_WEIGHTS = "steps.safetensors"  # what the steps own, such as distances: not the host's, so not in its file
 HOST_WEIGHTS = "host.safetensors"  # the original network's, once those of the run are others: the teacher
 # What a run is made of, less its plan, which is written last.
-FILES = (WEIGHTS, PREDICTOR_WEIGHTS, DISTANCE_WEIGHTS, HOST_WEIGHTS, CONFIG, METRICS)
+FILES = (WEIGHTS, STEPS_WEIGHTS, HOST_WEIGHTS, CONFIG, METRICS)
 SEARCH = "search"  # a search's memory; gone once the run is whole
 RECOVERY = "recovery"  # a recovery's memory; gone once its result is in the run
-RUN_VERSION = 1
+RUN_VERSION = 2
 
 
 def versions() -> dict[str, str]:
@@ -67,17 +64,20 @@ def save(
 
 def write_run(slim: Any, folder: Path, config: Mapping[str, Any], metrics: Mapping[str, Any]) -> None:
     """Write all files of a run, the plan last: a folder with a plan is a whole run."""
-    if slim.host_spec is None:
+    try:
+        spec = spec_of(slim)
+    except UnsupportedModel:
         raise RunError(
             "This model has parts that its constructor's settings don't describe, so it can't be saved as a run; "
             "keep its plan (plan.save) and its state dict instead."
-        )
+        ) from None
+    host, steps = split_weights(slim)
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        write_weights(folder / WEIGHTS, host_weights(slim))
-        if chooser := chooser_weights(slim.state_dict()):
-            write_weights(folder / str(_chooser_file(slim.plan)), chooser)
-        head = {"format": "patchslim run", "version": RUN_VERSION, "host": slim.host_spec}
+        write_weights(folder / WEIGHTS, host)
+        if steps:
+            write_weights(folder / STEPS_WEIGHTS, steps)
+        head = {"format": "patchslim run", "version": RUN_VERSION, "host": spec}
         write_json(folder / CONFIG, head | {"versions": versions()} | dict(config))
         write_json(folder / METRICS, metrics)
         slim.plan.save(folder / PLAN)
@@ -85,16 +85,11 @@ def write_run(slim: Any, folder: Path, config: Mapping[str, Any], metrics: Mappi
         raise RunError(f"The run can't be written to {folder}: {error.strerror or error}.") from None
 
 
-def host_weights(slim: nn.Module) -> dict[str, Tensor]:
-    """A slim model's weights that have a place in its host: all but those that patches are chosen by."""
-    return {name: tensor for name, tensor in slim.state_dict().items() if not is_chooser_key(name)}
-
-
-def _chooser_file(plan: SlimPlan) -> str | None:
-    """Where a run keeps what its patches are chosen by; None where the host's weights are all it needs."""
-    if plan.predictor is not None:
-        return PREDICTOR_WEIGHTS
-    return DISTANCE_WEIGHTS if plan.distance is not None and plan.choosing else None
+def split_weights(slim: nn.Module) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """A slim model's weights: those that have a place in its host, and those that its steps own."""
+    weights, own = slim.state_dict(), own_keys(slim)
+    host = {name: tensor for name, tensor in weights.items() if name not in own}
+    return host, {name: weights[name] for name in sorted(own)}
 
 
 def read_config(folder: Path) -> dict[str, Any]:
@@ -112,7 +107,8 @@ def read_config(folder: Path) -> dict[str, Any]:
         raise RunError(f"{folder / CONFIG} does not belong to a patchslim run.")
     if config.get("version") != RUN_VERSION:
         raise RunError(
-            f"{folder} is a run of version {config.get('version')}, this patchslim reads {RUN_VERSION}; upgrade it."
+            f"{folder} is a run of version {config.get('version')}, this patchslim reads {RUN_VERSION}; "
+            "slim the model again."
         )
     return config
 
@@ -130,9 +126,8 @@ def load_host(path: str | Path) -> nn.Module:
     return host.eval()
 
 
-def load(path: str | Path, device: str | torch.device = "cpu") -> SlimModel:
+def load(path: str | Path, device: str | torch.device = "cpu") -> nn.Module:
     """The slim model of a run folder, in eval mode."""
-    host = load_host(path)
-    plan = SlimPlan.load(Path(path) / PLAN)
-    file = _chooser_file(plan)
-    return apply(host, plan, None if file is None else read_weights(Path(path) / file)).to(device)
+    steps = Path(path) / STEPS_WEIGHTS
+    host, plan = load_host(path), SlimPlan.load(Path(path) / PLAN)
+    return apply(host, plan, read_weights(steps) if steps.exists() else None).to(device)
