@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from patchslim.cli.main import main
-
 Run = Callable[..., tuple[int, str, str]]  # words → exit code, standard output, standard error
 
 
 def call(*words: str) -> int:
     """A command's exit code; what it prints is the test's to catch."""
+    from patchslim.cli.main import main  # only where it is asked for
+
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "argv", ["patchslim", *words])
         with pytest.raises(SystemExit) as end:

@@ -11,7 +11,6 @@ import pytest
 import torch
 
 from commands import Run
-from patchslim.cli.main import main
 from small import KINDS
 
 # Networks here are so small that a second thread costs more than it brings.
@@ -27,6 +26,8 @@ def kind(request: pytest.FixtureRequest) -> str:
 @pytest.fixture
 def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Run:
     """Call the command line in an empty folder; returns exit code, standard output and standard error."""
+    from patchslim.cli.main import main  # only where it is asked for
+
     monkeypatch.chdir(tmp_path)
 
     def call(*words: str) -> tuple[int, str, str]:

@@ -16,6 +16,7 @@ from patchslim.errors import (
 )
 from patchslim.hosts import HostInfo, inspect, open_hf
 from patchslim.macs import count_macs
+from patchslim.measure import compare
 from patchslim.plan import SlimPlan
 from patchslim.recover import RecoverConfig, finetune
 from patchslim.runs import load, save
@@ -40,6 +41,7 @@ __all__ = [
     "UnsupportedModel",
     "__version__",
     "apply",
+    "compare",
     "count_macs",
     "finetune",
     "full_plan",

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from patchslim.errors import PatchslimError, first_words
 from patchslim.hosts import classifiers_of, split_qkv_
 from patchslim.packages import need, quiet
-from patchslim.slim.chooser import is_chooser_key
+from patchslim.slim import own_keys
 
 WAYS = ("int8", "float8")
 FLOAT8_FROM = (8, 9)  # compute capability of the first GPUs that multiply float8
@@ -70,8 +70,9 @@ def rows_seen(model: nn.Module, batch: Tensor) -> dict[str, int]:
 def _fitting(model: nn.Module, rows: Mapping[str, int]) -> set[str]:
     """Names of the layers to quantise; PatchslimError when there are none."""
     layers = [(name, layer) for name, layer in model.named_modules() if rows.get(name, 0) >= FEWEST_ROWS]
+    own = {key.rpartition(".")[0] for key in own_keys(model)}  # layers of the steps: they choose patches
     classifying = {part for classifier in classifiers_of(model) for part in classifier.modules()}
-    found = {name for name, layer in layers if _fits(layer) and not is_chooser_key(name) and layer not in classifying}
+    found = {name for name, layer in layers if _fits(layer) and name not in own and layer not in classifying}
     if not found:
         raise PatchslimError(
             f"No linear layer of this model can be quantised: they need widths that are multiples of {MULTIPLE} "

@@ -14,7 +14,7 @@ from patchslim.recover.blockwise import Blockwise
 from patchslim.recover.outputs import open_student
 from patchslim.recover.parts import split
 from patchslim.recover.streams import Streams
-from small import PYRAMID, make_host, make_images, per_image_plan, plan_for, plan_of
+from small import PYRAMID, make_host, make_images, merging, plan_for, plan_of
 
 BLOCKS: dict[str, Any] = {"epochs": 0, "block_epochs": 2, "block_batch_size": 8, "held_out": 0.25, "vector_factor": 3.0}
 
@@ -26,7 +26,7 @@ def errors(**settings: Any) -> tuple[list[dict[str, Any]], ps.SlimPlan, Any, Any
     return found.report["stages"][0]["blocks"], slim.plan, slim, found.model
 
 
-@pytest.mark.parametrize("way", ["drop", "carry", "static merge", "matched", "predicted"])
+@pytest.mark.parametrize("way", ["drop", "carry", "cover", "merge", "predict merging"])
 def test_every_block_gets_no_worse_and_most_get_better(way: str) -> None:
     model = make_host()
     plan, weights = plan_for(model, way)
@@ -62,7 +62,7 @@ def test_a_learning_rate_far_too_high_changes_nothing() -> None:
 
 def test_streams_past_the_bound_are_computed_again() -> None:
     model, images = make_host(), tensor_images(make_images(12))
-    plan, weights = per_image_plan(model, "matched", "merge")
+    plan, weights = merging(model)
     student, teacher = open_student(ps.apply(model, plan, weights)), open_host(model)
     found: list[list[tuple[Any, Tensor]]] = []
     for bound in (4.0, 2e-5, 0.0):
@@ -74,7 +74,7 @@ def test_streams_past_the_bound_are_computed_again() -> None:
     for other in found[1:]:
         for (x, z), (y, w) in zip(found[0], other, strict=True):
             assert torch.equal(x.x, y.x)
-            assert torch.equal(x.source, y.source)
+            assert torch.equal(x.owner, y.owner)
             assert torch.equal(z, w)
 
 

@@ -16,13 +16,11 @@ from patchslim.recover.outputs import open_student
 from patchslim.recover.parts import Parts
 from small import make_host, make_images, plan_for
 
-CPU = torch.device("cpu")
-
 
 def judged(model: nn.Module, slim: nn.Module, images: Tensor, **settings: float) -> dict[str, float | None]:
     """What `measure` says of some images; they come in uneven batches."""
     source, config = tensor_images(images), RecoverConfig(**settings)  # type: ignore[arg-type]
-    loss = Distillation(open_host(model), None, config, CPU)
+    loss = Distillation(open_host(model), None, config)
     return measure(open_student(slim), loss, Parts(source, source, 4), config)
 
 

@@ -35,14 +35,14 @@ def test_two_rates() -> None:
     assert others == {"params": parameters[1:], "lr": 0.5}
 
 
-def test_without_labels_the_classifier_and_predictors_stay_as_they_are() -> None:
+def test_without_labels_the_classifier_and_what_steps_own_stay_as_they_are() -> None:
     model = make_host()
-    plan, weights = plan_for(model, "predicted")
+    plan, weights = plan_for(model, "predict")
     slim = ps.apply(model, plan, weights)
     found = recover(slim, model, make_images(96), RecoverConfig(**LEARNING)).model  # type: ignore[arg-type]
     before, after = slim.state_dict(), found.state_dict()
     changed = {name for name in before if not torch.equal(before[name], after[name])}
-    assert not [name for name in changed if name.startswith("head.") or "predictor" in name]
+    assert not [name for name in changed if name.startswith("head.") or ".step." in name]
     assert {"blocks.0.norm1.weight", "blocks.0.attn.qkv.weight", "norm.bias"} <= changed
 
 

@@ -24,7 +24,7 @@ def slim() -> Any:
 
 
 def views_of(slim: Any, source: Any, config: RecoverConfig, strong: bool = False) -> Views:
-    return views_for(open_slim(slim, slim.host_info), source, config, strong)
+    return views_for(open_slim(slim), source, config, strong)
 
 
 @pytest.mark.parametrize(("gib", "strong", "kept"), [(4.0, False, True), (0.0, False, False), (4.0, True, False)])

@@ -14,6 +14,7 @@ from patchslim.data import tensor_images
 from patchslim.errors import PatchslimWarning
 from patchslim.recover import RecoverConfig, Recovered, recover
 from patchslim.recover.parts import split
+from power import Interrupted
 from small import PYRAMID, WAYS, make_host, make_images, plan_for, plan_of
 
 QUICK: dict[str, Any] = {
@@ -28,10 +29,6 @@ QUICK: dict[str, Any] = {
     "warmup": 0.1,
 }
 LABELS = torch.arange(24) % 7
-
-
-class Interrupted(Exception):
-    """Stands for a crash."""
 
 
 def run(
@@ -73,8 +70,8 @@ def test_models_given_are_left_as_they_were() -> None:
     assert found.plan == slim.plan
 
 
-def test_predictors_stay_as_they_are(tmp_path: Path) -> None:
-    found = run("predicted")
+def test_what_steps_own_stays_as_it_was(tmp_path: Path) -> None:
+    found = run("predict")
     ps.save(found.model, tmp_path / "run")
     assert same(ps.load(tmp_path / "run"), found.model)
 
@@ -97,7 +94,7 @@ STAGES: dict[str, Any] = {"epochs": 3, "supervised_epochs": 2, "patience": 9}
 
 @pytest.mark.parametrize(
     ("way", "kind", "number"),
-    [("drop", "reconstructed", 3), ("predicted", "epoch", 3), ("drop", "step", 8), ("drop", "epoch", 5)],
+    [("drop", "reconstructed", 3), ("predict", "epoch", 3), ("drop", "step", 8), ("drop", "epoch", 5)],
 )
 def test_an_interrupted_recovery_ends_the_same(tmp_path: Path, way: str, kind: str, number: int) -> None:
     whole = run(way, **STAGES)
@@ -218,5 +215,5 @@ def test_bad_input_is_refused_in_one_sentence() -> None:
 def test_thresholds_report_the_macs_they_take() -> None:
     found = run("threshold")
     images = torch.cat([batch for batch, _ in split(tensor_images(make_images(24)), 0.2, 0, 8).held_out_batches()])
-    assert found.report["after"]["macs"] == round(float(found.model.image_macs(images).double().mean()))
+    assert found.report["after"]["macs"] == round(float(ps.image_macs(found.model, images).double().mean()))
     assert "macs" not in run("drop").report["after"]

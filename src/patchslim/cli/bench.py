@@ -8,12 +8,10 @@ from typing import Annotated, Any
 
 import torch
 import typer
-from patchslim.slim.store import PLAN
-from rich.progress import Progress, SpinnerColumn, TextColumn
 from torch import Tensor
 
 from patchslim.cli.bench_text import notes, text_of
-from patchslim.cli.common import AsJson, Device, console, open_device, report
+from patchslim.cli.common import AsJson, Device, RunFolder, SomeData, console, open_device, report, shown
 from patchslim.data import open_images
 from patchslim.errors import PatchslimError, first_words
 from patchslim.files import write_json
@@ -22,18 +20,15 @@ from patchslim.measure import bench as measure
 from patchslim.measure.bench import by_dtype
 from patchslim.measure.forecast import Forecast, forecast
 from patchslim.plan import SlimPlan
-from patchslim.slim import load, load_host
+from patchslim.runs import PLAN, load, load_host
 from patchslim.timing.memory import out_of_memory
 
 FOLDER = "bench"  # in the run's
 
 
 def bench(
-    run: Annotated[str, typer.Argument(metavar="RUN", help="A run folder.")],
-    data: Annotated[
-        str | None,
-        typer.Option("--data", metavar="SRC", help="Real images to time on [noise]; a threshold needs them."),
-    ] = None,
+    run: RunFolder,
+    data: SomeData = None,
     batch_size: Annotated[
         str | None,
         typer.Option(
@@ -93,27 +88,24 @@ def bench(
     )
     try:
         slim, host = load(run).to(place), load_host(run).to(place)
-        check_place(Path(run) / FOLDER / "results.json" if out is None else out)
+        check_place(run / FOLDER / "results.json" if out is None else out)
         images = None if data is None else open_pixels(slim, data, max(config.batch_sizes))
-        with Progress(SpinnerColumn(), TextColumn("{task.description}"), console=console, transient=True) as progress:
-            task = progress.add_task("preparing", total=None)
-            found = measure(
-                slim, host, config, images=images, tell=lambda what: progress.update(task, description=what)
-            )
+        with shown("preparing") as move:
+            found = measure(slim, host, config, images=images, tell=lambda what: move(description=what))
     except Exception as error:
         if isinstance(error, PatchslimError) or not out_of_memory(error):
             raise
         raise PatchslimError(f"There is not enough memory for the models ({first_words(error)}); free some.") from None
-    result = {"run": run, "data": data} | found
-    files = save(result, Path(run), out)
+    result = {"run": str(run), "data": data} | found
+    files = save(result, run, out)
     for note in notes(result):
         console.print(note, highlight=False)
     report(result | {"files": files}, as_json, text_of(result, files))
 
 
-def forecast_of(run: str, place: torch.device) -> Forecast | None:
+def forecast_of(run: Path, place: torch.device) -> Forecast | None:
     """What the plan of a run predicts of its speed, if it was made for a speed-up on this device."""
-    path = Path(run) / PLAN
+    path = run / PLAN
     found = forecast(SlimPlan.load(path)) if path.exists() else None
     return found if found is not None and found.device == device_name(place) else None
 

@@ -4,56 +4,71 @@ from __future__ import annotations
 
 import difflib
 import json
-import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
 import timm
 import torch
 import typer
-from patchslim.slim.store import CONFIG, holds_run
 from rich.console import Console
+from rich.progress import BarColumn, Progress, ProgressColumn, TextColumn, TimeElapsedColumn
 from torch import Tensor, nn
 
 import patchslim.hosts.digits_vit  # noqa: F401  (registers itself with timm)
-from patchslim.errors import CheckpointError, PatchslimError, RunError, UnsupportedModel, first_words
+from patchslim.errors import (
+    BudgetError,
+    CheckpointError,
+    MethodError,
+    PatchslimError,
+    RunError,
+    UnsupportedModel,
+    first_words,
+)
 from patchslim.hosts import open_hf
 from patchslim.hosts.checkpoint import put_checkpoint_, read_checkpoint
 from patchslim.hosts.hf_open import is_hf_name
+from patchslim.runs import CONFIG, holds_run
 
 console = Console(stderr=True)  # everything but results
 
 MODEL_HELP = "A timm model name, such as deit_tiny_patch16_224, a folder with a Hugging Face model, or hf:NAME"
+IMAGES_HELP = "a folder, WebDataset shards ('shards-{0000..0003}.tar'), hf:NAME, or digits."
 Model = Annotated[str, typer.Argument(help=f"{MODEL_HELP}.", metavar="MODEL")]
-Data = Annotated[
-    str,
-    typer.Option(
-        "--data",
-        metavar="SRC",
-        help="Images: a folder (flat or with class folders), WebDataset shards ('shards-{0000..0003}.tar'), or digits.",
-    ),
-]
+RunFolder = Annotated[Path, typer.Argument(help="A run folder of `patchslim slim`.", metavar="RUN")]
+Data = Annotated[str, typer.Option("--data", metavar="SRC", help=f"Images: {IMAGES_HELP}")]
+SomeData = Annotated[str | None, typer.Option("--data", metavar="SRC", help=f"Images [noise]: {IMAGES_HELP}")]
 Checkpoint = Annotated[
     Path | None,
-    typer.Option(
-        "--checkpoint",
-        metavar="F",
-        help="Weights with the model's names: safetensors, or a .pth of nothing but tensors.",
-    ),
+    typer.Option("--checkpoint", metavar="F", help="Weights: safetensors, or a .pth of nothing but tensors."),
 ]
 Pretrained = Annotated[bool, typer.Option("--pretrained", help="Take timm's pretrained weights.")]
 ImgSize = Annotated[int | None, typer.Option("--img-size", min=1, help="Image side in pixels, if not the model's own.")]
+ReadoutOption = Annotated[
+    str | None, typer.Option("--readout", metavar="R", help="What the head reads: token, avg, map … [the model's own].")
+]
+Limit = Annotated[int | None, typer.Option("--limit", min=1, help="Measure on a sample of this many.")]
 BatchSize = Annotated[int, typer.Option("--batch-size", min=1, max=2**16, help="Images at a time.")]
 Device = Annotated[str | None, typer.Option("--device", help="cpu, cuda or cuda:N; the GPU if there is one.")]
+Seed = Annotated[int, typer.Option("--seed", min=0, max=2**31 - 1, help="Of samples, random weights and training.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object; all else goes to standard error.")]
 
 
 def open_model(
-    name: str, checkpoint: Path | None = None, pretrained: bool = False, img_size: int | None = None
+    name: str,
+    checkpoint: Path | None = None,
+    pretrained: bool = False,
+    img_size: int | None = None,
+    readout: str | None = None,
 ) -> nn.Module:
-    """A model in eval mode: timm's with the weights asked for, or one of Hugging Face, which brings its own."""
+    """A model in eval mode: timm's with the weights asked for, or one of Hugging Face, which brings its own.
+
+    `readout` is timm's `global_pool`, where the head shall read something else than the model comes with.
+    """
     if is_hf_name(name):
+        if readout is not None:
+            raise UnsupportedModel(f"{name} is a Hugging Face model, whose head reads what its class says.")
         if checkpoint is not None:
             raise CheckpointError(f"{name} is a Hugging Face model and brings its own weights; leave out --checkpoint.")
         return open_hf(name, img_size)
@@ -61,7 +76,8 @@ def open_model(
         raise UnsupportedModel(_unknown(name))
     if checkpoint is not None and pretrained:
         raise CheckpointError("Give --checkpoint or --pretrained, not both.")
-    settings: dict[str, Any] = {} if img_size is None else {"img_size": img_size}
+    settings = {"img_size": img_size, "global_pool": readout}
+    settings = {key: value for key, value in settings.items() if value is not None}
     if checkpoint is None:
         return _create(name, pretrained, settings).eval()
     weights = read_checkpoint(checkpoint)
@@ -141,12 +157,41 @@ def workers_for(device: torch.device) -> int:
     return 8 if device.type == "cuda" else 0
 
 
+def read_ratios(text: str | None) -> list[float]:
+    """The MAC ratios asked for, each once, the largest first."""
+    try:
+        return sorted({float(word) for word in text.split(",")}, reverse=True) if text is not None else []
+    except ValueError:
+        raise BudgetError(f"{text} is not a MAC ratio, nor several with commas between; try 0.6 or 0.7,0.55.") from None
+
+
+def split_setting(text: str) -> tuple[str, str]:
+    """`blocks=2` → blocks, 2."""
+    key, equals, value = text.partition("=")
+    if not (equals and key.strip()):
+        raise MethodError(f"--set takes KEY=VALUE such as blocks=2, and {text!r} is not that.")
+    return key.strip(), value.strip()
+
+
 def report(result: Mapping[str, Any], as_json: bool, text: str) -> None:
     """The command's result on standard output, as JSON or for reading."""
-    print(json.dumps(result) if as_json else text, file=sys.stdout, flush=True)
+    print(json.dumps(result) if as_json else text, flush=True)
 
 
 def note_skipped(skipped: int, total: int) -> None:
     """Say how many images could not be read, if any."""
     if skipped:
         console.print(f"{skipped} of {total} images could not be read and were left out.")
+
+
+@contextmanager
+def shown(what: str, total: int | None = None, now: str = "", *more: ProgressColumn) -> Iterator[Callable[..., None]]:
+    """A bar on the terminal; gives a function that moves it: `description`, `now`, `completed`, `advance`, `total`."""
+    columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[now]}"), TimeElapsedColumn())
+    with Progress(*columns, *more, console=console, transient=True) as progress:
+        task = progress.add_task(what, total=total, now=now)
+
+        def move(**changes: Any) -> None:
+            progress.update(task, **changes)
+
+        yield move

@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any
 
 import torch
 import typer
-from patchslim.peers import CompareConfig, PeerConfig, SpeedConfig, compare, make_methods
-from patchslim.peers.store import check_place
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from patchslim.cli.common import (
@@ -24,25 +20,33 @@ from patchslim.cli.common import (
     Data,
     Device,
     ImgSize,
+    Limit,
     Model,
     Pretrained,
+    ReadoutOption,
+    Seed,
     console,
     note_random,
     open_device,
     open_model,
+    read_ratios,
     report,
+    split_setting,
     workers_for,
 )
-from patchslim.cli.slim import read_ratios
+from patchslim.cli.old import check_names
+from patchslim.cli.progress import show_comparison
 from patchslim.data import open_images
-from patchslim.errors import BudgetError, PatchslimError
+from patchslim.errors import BudgetError, MethodError, PatchslimError
 from patchslim.files import write_text
-from patchslim.measure import DTYPES
+from patchslim.measure import DTYPES, CompareConfig, SpeedConfig, compare
 from patchslim.measure.ranks import check_labelled
+from patchslim.measure.store import RESULT, check_place
+from patchslim.methods import make
+from patchslim.methods import names as all_methods
 from patchslim.recover import RecoverConfig
 from patchslim.report import draw_comparison, markdown
 from patchslim.report.comparison import about, lines_of
-from patchslim.search.topdown import Listener
 from patchslim.timing.modes import modes_for
 
 TABLE, FIGURE = "table.md", "figure.png"
@@ -52,18 +56,12 @@ def compare_methods(
     model: Model,
     data: Data,
     val: Annotated[str, typer.Option("--val", metavar="SRC", help="Labelled images to measure top-1 on.")],
-    methods: Annotated[
-        str,
-        typer.Option(
-            "--methods",
-            metavar="A,B,…",
-            help="Names with commas between, or all: ps-static, ps-merge, ps-predicted, ps-predicted-drop, ps-matched, "
-            "impact, dps, attention, random, radial, spread; power, scop, hvt, vtp, uniform, tome, evit, dynamicvit.",
-        ),
-    ],
-    target_macs: Annotated[
-        str, typer.Option("--target-macs", metavar="R[,R…]", help="MACs to keep, e.g. 0.6 or 0.7,0.55.")
-    ],
+    methods: Annotated[str, typer.Option("--methods", metavar="A,B,…", help="Names with commas between, or all.")],
+    target_macs: Annotated[str, typer.Option("--target-macs", metavar="R[,R…]", help="MACs to keep, e.g. 0.7,0.55.")],
+    settings: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="NAME.KEY=VALUE", help="A setting of a method, e.g. merge.blocks=2; repeat it."),
+    ] = None,
     checkpoint: Checkpoint = None,
     pretrained: Pretrained = False,
     recover: Annotated[
@@ -73,46 +71,40 @@ def compare_methods(
     train_images: Annotated[
         int | None, typer.Option("--train-images", min=2, help="Images to recover with, a sample of --data [all].")
     ] = None,
-    limit: Annotated[int | None, typer.Option("--limit", min=1, help="Measure on a sample of this many.")] = None,
-    epochs: Annotated[
-        int, typer.Option("--epochs", min=1, help="Over the calibration images, for methods that learn to prune.")
-    ] = PeerConfig().epochs,
-    readout_only: Annotated[
-        bool,
-        typer.Option("--readout-only", help="Let the last block of every peer compute only what the head reads."),
-    ] = False,
+    limit: Limit = None,
     batch_size: BatchSize = 32,
     bench_batch_size: Annotated[
         int, typer.Option("--bench-batch-size", min=1, max=2**16, help="Images at a time when timing.")
-    ] = SpeedConfig().batch_size,
+    ] = SpeedConfig.batch_size,
     dtype: Annotated[str, typer.Option("--dtype", help=f"Of timing: {', '.join(DTYPES)}.")] = "float32",
     mode: Annotated[
         str, typer.Option("--mode", help="Of timing: eager, compiled, graph, compiled-graph or auto, the fastest.")
     ] = "auto",
-    seconds: Annotated[float, typer.Option("--seconds", help="Of timing, for each model.")] = SpeedConfig().seconds,
+    seconds: Annotated[float, typer.Option("--seconds", help="Of timing, for each model.")] = SpeedConfig.seconds,
     img_size: ImgSize = None,
+    readout: ReadoutOption = None,
     device: Device = None,
-    seed: Annotated[int, typer.Option("--seed", min=0, max=2**31 - 1, help="Of samples and training.")] = 0,
+    seed: Seed = 0,
     resume: Annotated[bool, typer.Option("--resume", help="Measure only what is not there yet.")] = False,
     out: Annotated[Path | None, typer.Option("--out", metavar="DIR", help="Folder [comparisons/MODEL].")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Compare ways to slim a model at equal MACs: top-1 before and after one and the same recovery, and throughput."""
-    names, ratios = [word.strip() for word in methods.split(",") if word.strip()], read_ratios(target_macs)
-    make_methods(names)
+    chosen, ratios = chosen_methods(methods, settings or []), read_ratios(target_macs)
     check_settings(ratios, dtype, seconds)
     config = CompareConfig(
-        peers=PeerConfig(epochs=epochs, batch_size=batch_size, seed=seed, readout_only=readout_only),
         recover=RecoverConfig(epochs=recover, block_epochs=0, seed=seed) if recover else None,
         speed=SpeedConfig(bench_batch_size, dtype, (mode,), seconds),
+        batch_size=batch_size,
         eval_batch_size=max(batch_size, 64),
+        seed=seed,
     )
     folder = out or Path("comparisons") / model
     check_place(folder, resume)
     place = open_device(device)
-    modes_for((mode,), place, threshold=False)  # refuses a mode that is none, before any work
+    modes_for((mode,), place, packed=False)  # refuses a mode that is none, before any work
     torch.manual_seed(seed)  # random weights, where nothing better is given, are the same on --resume
-    network = open_model(model, checkpoint, pretrained, img_size)
+    network = open_model(model, checkpoint, pretrained, img_size, readout)
     note_random([model], checkpoint, pretrained)
     workers = workers_for(place)
     calibration = open_images(data, model=network, limit=images, seed=seed, workers=workers)
@@ -124,7 +116,7 @@ def compare_methods(
             network.to(place),
             calibration,
             judged,
-            names,
+            chosen,
             ratios,
             config,
             train=training,
@@ -134,6 +126,23 @@ def compare_methods(
         )
     files = write_files(table, folder)
     report(table | {"files": files}, as_json, f"{text_of(table)}\nsaved in {', '.join(files)}")
+
+
+def chosen_methods(names: str, settings: Sequence[str]) -> list[Any]:
+    """The methods asked for, each once, with their settings; MethodError for names and settings that are none."""
+    words = [word.strip() for word in names.split(",") if word.strip()]
+    asked = list(dict.fromkeys(name for word in words for name in (all_methods() if word == "all" else [word])))
+    if not asked:
+        raise MethodError("No method is named; give some with --methods merge,drop, or all.")
+    check_names(asked)
+    own: dict[str, dict[str, str]] = {name: {} for name in asked}
+    for text in settings:
+        key, value = split_setting(text)
+        name, dot, setting = key.partition(".")
+        if not dot or name not in own:
+            raise MethodError(f"--set takes NAME.KEY=VALUE with one of {', '.join(asked)} for NAME, and not {text!r}.")
+        own[name][setting] = value
+    return [make(name, given) for name, given in own.items()]
 
 
 def check_settings(ratios: list[float], dtype: str, seconds: float) -> None:
@@ -150,7 +159,7 @@ def check_settings(ratios: list[float], dtype: str, seconds: float) -> None:
 def write_files(table: Mapping[str, Any], folder: Path) -> list[str]:
     """The table as Markdown, and as a figure where matplotlib is there; names of all files."""
     write_text(folder / TABLE, markdown(table))
-    files = [folder / "comparison.json", folder / TABLE]
+    files = [folder / RESULT, folder / TABLE]
     if find_spec("matplotlib") is None:
         console.print("No figure: it needs matplotlib, pip install 'patchslim[viz]'.")
     else:
@@ -171,21 +180,3 @@ def text_of(table: Mapping[str, Any]) -> str:
     width = sum(max(len(words[column]) for words in [names, *rows]) + 2 for column in range(len(names)))
     Console(file=page, width=max(width, 80)).print(shown)
     return "\n".join([page.getvalue().rstrip(), *notes])
-
-
-@contextmanager
-def show_comparison() -> Iterator[Listener]:
-    """A listener that moves a bar, cell by cell."""
-    columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[now]}"), TimeElapsedColumn())
-    with Progress(*columns, console=console, transient=True) as progress:
-        task = progress.add_task("measuring the base", total=None, now="")
-
-        def listen(event: Mapping[str, Any]) -> None:
-            kind = event["event"]
-            if kind in ("cell", "row"):
-                words = event["cell"] if kind == "cell" else ""
-                progress.update(task, description=words, total=event["total"], completed=event["done"], now="")
-            elif kind == "epoch":
-                progress.update(task, now=f"recovering, epoch {event['epoch']} of {event['epochs']}")
-
-        yield listen

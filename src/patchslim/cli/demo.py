@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from patchslim.slim.store import CONFIG, METRICS, SEARCH
 from rich.console import Console
 from rich.table import Table
 from torch import nn
@@ -21,15 +20,15 @@ from patchslim.data import open_images
 from patchslim.files import write_json
 from patchslim.hosts import HostInfo, inspect
 from patchslim.measure import evaluate, time_side_by_side
+from patchslim.methods import DEFAULT, Task, make
 from patchslim.report import draw_kept, draw_sources
-from patchslim.runs import STARTED, check_folder, make_run
-from patchslim.search import SearchConfig
-from patchslim.slim import SlimModel, load
+from patchslim.runs import CONFIG, METRICS, SEARCH, STARTED, check_runs_folder, load, make_runs
+from patchslim.search import Target
+from patchslim.slim import plan_of, sources
 
 KEPT_PICTURE, MERGED_PICTURE = "kept_patches.png", "merged_patches.png"
-MATCHED = "matched"  # the second run: its folder in the first one's, and its key in the JSON
-STATIC_SETTINGS = SearchConfig(target_macs=0.55, removed="drop", batch_size=64)
-MATCHED_SETTINGS = SearchConfig(target_macs=0.55, select="matched", batch_size=64)
+PLAIN = "drop"  # the second run's method: its folder in the first one's, and its key in the JSON
+RATIO = 0.55  # of the host's MACs
 CALIBRATION_IMAGES = 512
 BATCH = 64  # images at a time where speed is measured
 DRAWN = 4  # held-out digits in the pictures
@@ -41,7 +40,7 @@ class Run:
 
     folder: Path
     picture: Path
-    slim: SlimModel
+    slim: nn.Module
     metrics: dict[str, Any]
 
     def as_dict(self) -> dict[str, Any]:
@@ -49,9 +48,10 @@ class Run:
         return {"run": str(self.folder), "picture": str(self.picture)} | self.metrics
 
     @property
-    def saved(self) -> str:
-        """The share of the host's MACs that is gone."""
-        return f"{1 - self.metrics['macs_ratio']:.0%}"
+    def title(self) -> str:
+        """Over its picture."""
+        method, saved = self.metrics["method"], 1 - self.metrics["macs_ratio"]
+        return f"Patches of digits_vit by `{method}`, {saved:.0%} fewer MACs"
 
 
 def demo(
@@ -60,19 +60,19 @@ def demo(
 ) -> None:
     """Slim the bundled digits model in two ways: search, measure, draw. Needs no data and no GPU."""
     remove_old_demo(out)
-    check_folder(out, resume=False)
+    check_runs_folder(out, resume=False, sweep=False)
     host = open_model("digits_vit", pretrained=True)
     console.print(f"Slimming {inspect(host)}")
-    console.print("Searching the patches to drop, the same ones for every image")
-    static = slim_digits(host, STATIC_SETTINGS, out, out / KEPT_PICTURE)
-    console.print("Searching how many patches to merge; every image pairs its own")
-    matched = slim_digits(host, MATCHED_SETTINGS, out / MATCHED, out / MERGED_PICTURE)
-    measure(host, (static, matched))
-    draw(host, static, matched)
+    console.print(f"Searching how many patches to merge in each block (method {DEFAULT})")
+    merged = slim_digits(host, DEFAULT, out, out / MERGED_PICTURE)
+    console.print(f"Searching which patches leave, the same ones for every image (method {PLAIN})")
+    plain = slim_digits(host, PLAIN, out / PLAIN, out / KEPT_PICTURE)
+    measure(host, (merged, plain))
+    draw(host, merged, plain)
     if as_json:
-        print(json.dumps(static.as_dict() | {MATCHED: matched.as_dict()}))
+        print(json.dumps(merged.as_dict() | {PLAIN: plain.as_dict()}))
     else:
-        show(static, matched, inspect(host))
+        show((merged, plain), inspect(host))
 
 
 def remove_old_demo(folder: Path) -> None:
@@ -87,17 +87,20 @@ def remove_old_demo(folder: Path) -> None:
             return
 
 
-def slim_digits(host: nn.Module, settings: SearchConfig, folder: Path, picture: Path) -> Run:
+def slim_digits(host: nn.Module, method: str, folder: Path, picture: Path) -> Run:
     """Search on the training digits, with a bar to watch, and write the run."""
     train = open_images("digits:train", model=host, limit=CALIBRATION_IMAGES)
+    target = Target(macs=RATIO)
     started = {
         "demo": True,
         "model": "digits_vit",
-        "settings": settings.as_dict(),
+        "method": method,
+        "target": target.as_dict(),
         "data": {"source": "digits:train"},
     }
     with show_search(inspect(host)) as listen:
-        metrics = make_run(host, train, settings, folder, started, listen)
+        task = Task.of(host, train, target, batch_size=64, progress=listen)
+        metrics = make_runs(task, make(method), folder, started)[folder]
     return Run(folder, picture, load(folder), metrics)
 
 
@@ -125,33 +128,34 @@ def measure(host: nn.Module, runs: Sequence[Run]) -> None:
         write_json(run.folder / METRICS, run.metrics)
 
 
-def draw(host: nn.Module, static: Run, matched: Run) -> None:
+def draw(host: nn.Module, merged: Run, plain: Run) -> None:
     """Both pictures, of the same held-out digits."""
     held_out = open_images("digits:test", model=host)
     pictures = [held_out.picture(number) for number in range(DRAWN)]
-    title = f"Patches that digits_vit computes, {static.saved} fewer MACs"
-    draw_kept(static.slim.plan, pictures, static.picture, title)
-    sources = matched.slim.sources(next(held_out.batches(DRAWN))[0])
-    title = f"Tokens that digits_vit computes, in the mean colour of their patches, {matched.saved} fewer MACs"
-    draw_sources(pictures, sources, inspect(host).grid, matched.picture, title)
+    batch = next(held_out.batches(DRAWN))[0]
+    draw_sources(pictures, sources(merged.slim, batch), inspect(host).grid, merged.picture, merged.title)
+    plan = plan_of(plain.slim)
+    assert plan is not None
+    draw_kept(plan, pictures, plain.picture, plain.title)
 
 
-def show(static: Run, matched: Run, info: HostInfo) -> None:
+def show(runs: Sequence[Run], info: HostInfo) -> None:
     """The table of the host and both runs, and where everything is."""
     table = Table(title="digits_vit, before and after")
-    for name in ("", "host", "static drop", "matched merge"):
+    every = [run.metrics for run in runs]
+    for name in ("", "host", *(metrics["method"] for metrics in every)):
         table.add_column(name, justify="left" if not name else "right")
-    both, known = (static.metrics, matched.metrics), static.metrics
-    table.add_row("top-1, unseen digits", f"{known['host_top1']:.1f} %", *(_top1(metrics) for metrics in both))
-    table.add_row("MACs per image", f"{known['host_macs'] / 1e6:.1f} M", *(_macs(metrics) for metrics in both))
+    known = every[0]
+    table.add_row("top-1, unseen digits", f"{known['host_top1']:.1f} %", *map(_top1, every))
+    table.add_row("MACs per image", f"{known['host_macs'] / 1e6:.1f} M", *map(_macs, every))
     rate = f"{known['baseline_throughput']:.0f}"  # timed once, in turns with both
-    table.add_row(f"images/s, batch {BATCH}", rate, *(_rate(metrics) for metrics in both))
+    table.add_row(f"images/s, batch {BATCH}", rate, *map(_rate, every))
     for block in range(info.depth):
-        tokens = [str(info.prefix_tokens + metrics["patches_per_block"][block]) for metrics in both]
+        tokens = [str(info.prefix_tokens + metrics["patches_per_block"][block]) for metrics in every]
         table.add_row(f"tokens in block {block + 1}", str(info.tokens), *tokens)
     stdout = Console()
     stdout.print(table)
-    for run in (static, matched):
+    for run in runs:
         stdout.print(f"run folder: {run.folder}   picture: {run.picture}", highlight=False)
 
 

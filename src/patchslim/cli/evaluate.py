@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.progress import Progress
 from torch import nn
 
 from patchslim.cli.common import (
@@ -18,6 +17,7 @@ from patchslim.cli.common import (
     Data,
     Device,
     ImgSize,
+    Limit,
     Pretrained,
     console,
     is_run,
@@ -27,6 +27,7 @@ from patchslim.cli.common import (
     open_model,
     refuse_with_run,
     report,
+    shown,
     workers_for,
 )
 from patchslim.data import Images, open_images
@@ -35,7 +36,7 @@ from patchslim.errors import PatchslimError
 from patchslim.hosts import HostInfo, inspect
 from patchslim.macs import count_macs, host_macs
 from patchslim.measure import Accuracy, Paired, evaluate, evaluate_pair
-from patchslim.slim import load
+from patchslim.runs import load
 
 
 def evaluate_model(
@@ -52,7 +53,7 @@ def evaluate_model(
     checkpoint: Checkpoint = None,
     pretrained: Pretrained = False,
     img_size: ImgSize = None,
-    limit: Annotated[int | None, typer.Option("--limit", min=1, help="Measure on a sample of this many.")] = None,
+    limit: Limit = None,
     batch_size: BatchSize = 64,
     device: Device = None,
     as_json: AsJson = False,
@@ -61,7 +62,7 @@ def evaluate_model(
     place = open_device(device)
     names = [model] if against is None else [model, against]
     networks = open_networks(names, checkpoint, pretrained, img_size)
-    infos = [info_of(network) for network in networks]
+    infos = [inspect(network) for network in networks]
     check_alike(names, infos)
     images = open_images(data, model=networks[0], limit=limit, split="test", workers=workers_for(place))
     if images.classes is not None and images.classes != infos[0].classes:
@@ -93,31 +94,27 @@ def open_networks(names: list[str], checkpoint: Path | None, pretrained: bool, i
     return networks
 
 
-def info_of(network: nn.Module) -> HostInfo:
-    """The host's description, of a slim model too."""
-    info: HostInfo | None = getattr(network, "host_info", None)
-    return info or inspect(network)
-
-
 def check_alike(names: list[str], infos: list[HostInfo]) -> None:
     """Refuse two models that don't answer the same question about the same pixels."""
     sizes = [f"images of {info.image_size[1]}×{info.image_size[0]} pixels" for info in infos]
     classes = [f"{info.classes} classes" for info in infos]
-    for verb, shown in (("takes", sizes), ("has", classes)):
-        if shown[0] != shown[-1]:
+    for verb, said in (("takes", sizes), ("has", classes)):
+        if said[0] != said[-1]:
             raise PatchslimError(
-                f"{names[0]} {verb} {shown[0]}, {names[1]} {shown[1]}, so they can't be compared image by image; "
+                f"{names[0]} {verb} {said[0]}, {names[1]} {said[1]}, so they can't be compared image by image; "
                 "give two that agree, or measure each on its own."
             )
 
 
 def measure(networks: list[nn.Module], images: Images, batch_size: int) -> tuple[list[Accuracy], Paired | None]:
     """Accuracy of each, and how two differ; every model sees the images through its own transform."""
-    with Progress(console=console, transient=True) as progress:
-        task = progress.add_task("images", total=len(images))
+    done = 0
+    with shown("images", len(images)) as move:
 
-        def advance(done: int) -> None:
-            progress.advance(task, done)
+        def advance(more: int) -> None:
+            nonlocal done
+            done += more
+            move(completed=done)
 
         if len(networks) == 1:
             return [evaluate(networks[0], images, batch_size, advance)], None

@@ -7,26 +7,22 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.progress import Progress, SpinnerColumn, TextColumn
 
-from patchslim.cli.common import AsJson, console, note_skipped, report
+from patchslim.cli.common import AsJson, RunFolder, Seed, SomeData, note_skipped, report, shown
 from patchslim.data import open_images
 from patchslim.export import Exported, Format, export, open_format
 from patchslim.export.cpu import this_cpu
 from patchslim.export.run import check_request
-from patchslim.slim import load
+from patchslim.runs import load
 
 
 def export_run(
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")],
+    run: RunFolder,
     format: Annotated[str, typer.Option("--format", metavar="F", help="onnx, torch-export or openvino.")],
     int8: Annotated[bool, typer.Option("--int8", help="Quantise to INT8, calibrated on the images of --data.")] = False,
-    data: Annotated[
-        str | None,
-        typer.Option("--data", metavar="SRC", help="Images to compare on [noise], and to calibrate INT8 on."),
-    ] = None,
+    data: SomeData = None,
     images: Annotated[int, typer.Option("--images", min=1, help="How many of them to use.")] = 500,
-    seed: Annotated[int, typer.Option("--seed", min=0, max=2**31 - 1, help="Of the sample of images.")] = 0,
+    seed: Seed = 0,
     out: Annotated[
         Path | None, typer.Option("--out", metavar="F", help="The file [RUN/model.onnx, .pt2 or .xml].")
     ] = None,
@@ -38,8 +34,7 @@ def export_run(
     check_request(kind, target, int8, data is not None)
     slim = load(run)
     source = None if data is None else open_images(data, model=slim, limit=images, seed=seed)
-    with Progress(SpinnerColumn(), TextColumn("exporting"), console=console, transient=True) as progress:
-        progress.add_task("exporting", total=None)
+    with shown("exporting"):
         done = export(slim, target, kind.name, images=source, int8=int8)
     if source is not None:
         note_skipped(source.skipped, len(source))

@@ -8,21 +8,21 @@ from typing import Annotated, Any, cast
 
 import torch
 import typer
+from torch import nn
 
-from patchslim.cli.common import AsJson, Data, Device, note_skipped, open_device, report, workers_for
+from patchslim.cli.common import AsJson, Data, Device, RunFolder, Seed, note_skipped, open_device, report, workers_for
 from patchslim.cli.progress import show_recovery
 from patchslim.data import open_images
 from patchslim.measure import evaluate
 from patchslim.recover import RecoverConfig
 from patchslim.recover.config import Amp
-from patchslim.runs import Request, check_request, recover_run
-from patchslim.slim import SlimModel, load
+from patchslim.runs import Request, check_request, load, recover_run
 
 USUAL = RecoverConfig()
 
 
 def finetune(
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder of `patchslim slim`.")],
+    run: RunFolder,
     data: Data,
     val: Annotated[
         str | None, typer.Option("--val", metavar="SRC", help="Labelled images to measure top-1 on, before and after.")
@@ -64,7 +64,7 @@ def finetune(
     ] = None,
     device: Device = None,
     workers: Annotated[int | None, typer.Option("--workers", min=0, help="Processes that read images.")] = None,
-    seed: Annotated[int, typer.Option("--seed", min=0, max=2**31 - 1, help="Of the sample and the training.")] = 0,
+    seed: Seed = 0,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with an interrupted recovery.")] = False,
     again: Annotated[bool, typer.Option("--again", help="Start over from the weights that are there.")] = False,
     as_json: AsJson = False,
@@ -90,7 +90,7 @@ def finetune(
     source = open_images(data, model=model, limit=images, seed=seed, workers=reading)
     judged = None if val is None else open_images(val, model=model, split="test", workers=reading)
 
-    def judge(slim: SlimModel) -> dict[str, Any]:
+    def judge(slim: nn.Module) -> dict[str, Any]:
         assert judged is not None
         return asdict(evaluate(slim, judged, batch_size))
 

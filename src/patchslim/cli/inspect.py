@@ -4,25 +4,38 @@ from __future__ import annotations
 
 from typing import Any
 
-from patchslim.cli.common import AsJson, Checkpoint, ImgSize, Model, is_run, open_model, refuse_with_run, report
+from patchslim.cli.common import (
+    AsJson,
+    Checkpoint,
+    ImgSize,
+    Model,
+    ReadoutOption,
+    is_run,
+    open_model,
+    refuse_with_run,
+    report,
+)
 from patchslim.hosts import inspect
 from patchslim.macs import count_macs
-from patchslim.search import SearchConfig
-from patchslim.search.budget import reachable
-from patchslim.slim import load_host
+from patchslim.methods import DEFAULT, make
+from patchslim.runs import load_host
 
 
 def inspect_model(
-    model: Model, checkpoint: Checkpoint = None, img_size: ImgSize = None, as_json: AsJson = False
+    model: Model,
+    checkpoint: Checkpoint = None,
+    img_size: ImgSize = None,
+    readout: ReadoutOption = None,
+    as_json: AsJson = False,
 ) -> None:
     """Tell a model's depth, width, heads, tokens, readout and MACs, and whether it can be slimmed."""
     if is_run(model):
-        refuse_with_run(model, checkpoint=checkpoint, img_size=img_size)
+        refuse_with_run(model, checkpoint=checkpoint, img_size=img_size, readout=readout)
         network = load_host(model)
     else:
-        network = open_model(model, checkpoint, img_size=img_size)
+        network = open_model(model, checkpoint, img_size=img_size, readout=readout)
     info = inspect(network)
-    low, high = reachable(info, SearchConfig())
+    low, high = make(DEFAULT).draft(info).reachable()
     result: dict[str, Any] = {
         "model": info.name,
         "supported": True,

@@ -9,7 +9,8 @@ from typing import Any
 
 import typer
 
-from patchslim.cli import bench, compare, demo, evaluate, export, finetune, inspect, slim
+from patchslim.cli import bench, compare, demo, evaluate, export, finetune, inspect, methods, slim
+from patchslim.cli.old import instead_of
 from patchslim.errors import PatchslimError, PatchslimWarning
 from patchslim.version import __version__
 
@@ -23,6 +24,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.command("demo")(demo.demo)
+app.command("methods")(methods.list_methods)
 app.command("inspect")(inspect.inspect_model)
 app.command("slim")(slim.slim)
 app.command("finetune")(finetune.finetune)
@@ -64,8 +66,15 @@ def main() -> None:
         # Typer's own complaints about options and arguments; anything else is a bug and keeps its traceback.
         if not hasattr(error, "format_message"):
             raise
-        stop(f"{error.format_message().rstrip('.')} (see patchslim --help).")
+        stop(complaint(error))
     sys.exit(code if isinstance(code, int) else 0)
+
+
+def complaint(error: Any) -> str:
+    """Typer's complaint about an option or argument, or what replaced an option that a command had once."""
+    command = getattr(getattr(error, "ctx", None), "command", None)
+    old = instead_of(getattr(command, "name", None), getattr(error, "option_name", None))
+    return old or f"{error.format_message().rstrip('.')} (see patchslim --help)."
 
 
 def show_warning(usual: Callable[..., None]) -> Callable[..., None]:

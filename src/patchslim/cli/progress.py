@@ -2,101 +2,107 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import TimeRemainingColumn
 
-from patchslim.cli.common import console
+from patchslim.cli.common import console, shown
+from patchslim.events import Event, Listener
 from patchslim.hosts import HostInfo
-from patchslim.search.topdown import Listener
 
 CANDIDATES = 130  # a measured search takes about so many; the bar is a guess
+# What a search is doing, and how that goes, by event.
+DOING: dict[str, tuple[str, Callable[[Event], str]]] = {
+    "block": ("scoring", lambda event: f"block {event['block']}{', tuning' if event['tune'] else ''}"),
+    "blocks": ("measuring", lambda event: f"at most {event['blocks']} blocks"),
+    "candidate": (
+        "measuring",
+        lambda event: f"candidate {event['number']}: error {event['error']:.3g}, best {event['best']:.3g}",
+    ),
+    "decided": ("scoring", lambda event: f"block {event['block']}: {event['patches']} patches"),
+    "distances": ("learning", lambda event: "how far apart patches are"),
+    "error": (
+        "scoring",
+        lambda event: f"block {event['block']}: {event['patches']} patches, error {event['error']:.3g}",
+    ),
+    "exact": ("scoring", lambda event: "exact scores of every image"),
+    "learning": ("learning", lambda event: f"patches per block: {event['patches_per_block']}"),
+    "selector": ("training G", lambda event: f"block {event['block']}"),
+    "stage": (
+        "removing",
+        lambda event: (
+            f"{event['macs_ratio']:.3f} of the MACs: "
+            + ("taking derivatives" if event["error"] is None else f"error {event['error']:.3g}")
+        ),
+    ),
+    "timing": ("timing", lambda event: str(event["what"])),
+    "tolerance": ("scoring", lambda event: f"tolerance {event['tolerance']:.3g}"),
+}
+STAGES = {"blocks": "block by block", "distillation": "distilling", "supervised": "with labels"}
 
 
 @contextmanager
 def show_search(info: HostInfo) -> Iterator[Listener]:
     """A listener that moves a bar, block by block or candidate by candidate."""
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        TextColumn("{task.fields[now]}"),
-        TimeElapsedColumn(),
-    )
-    with Progress(*columns, console=console, transient=True) as progress:
-        task = progress.add_task("searching", total=info.depth, now="computing features")
+    with shown("searching", info.depth, "computing features") as move:
 
-        def listen(event: Mapping[str, Any]) -> None:
-            description, now, done = _words(event, info)
-            progress.update(task, description=description, completed=done)
-            if now is not None:
-                progress.update(task, now=now)
+        def listen(event: Event) -> None:
+            if event["event"] in DOING:
+                doing, words = DOING[event["event"]]
+                move(description=doing, now=words(event), completed=_done(event, info))
 
         yield listen
 
 
-STAGES = {"blocks": "block by block", "distillation": "distilling", "supervised": "with labels"}
+def _done(event: Event, info: HostInfo) -> int | None:
+    """Blocks that are done, as far as an event tells."""
+    kind = event["event"]
+    if kind == "block":  # Algorithm 1 goes from the last to the first
+        return int(info.depth - event["block"])
+    if kind == "candidate":
+        return int(min(event["number"] * info.depth // CANDIDATES, info.depth - 1))
+    return {"tolerance": 0, "selector": event.get("block")}.get(kind)
 
 
 @contextmanager
 def show_recovery() -> Iterator[Listener]:
     """A listener that moves a bar, step by step through a stage, with the time that is left of it."""
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        TextColumn("{task.fields[now]}"),
-        TimeElapsedColumn(),
-        TimeRemainingColumn(),
-    )
-    with Progress(*columns, console=console, transient=True) as progress:
-        task = progress.add_task("recovering", total=None, now="measuring")
-        stage = ""
+    with shown("recovering", None, "measuring", TimeRemainingColumn()) as move:
+        stage: Any = None
 
-        def listen(event: Mapping[str, Any]) -> None:
+        def listen(event: Event) -> None:
             nonlocal stage
             kind = event["event"]
             if kind == "step":
-                if event["stage"] != stage:  # a clock of its own for every stage
+                if event["stage"] != stage:
                     stage = event["stage"]
-                    progress.reset(task, total=event["total"], description=STAGES[stage], now="")
-                progress.update(task, completed=event["done"])
+                    move(total=event["total"], description=STAGES[stage], now="")
+                move(completed=event["done"])
             elif kind == "epoch":
-                words = f"epoch {event['epoch']}: held-out loss {event['held_out']:.4g}, best {event['best']:.4g}"
-                progress.update(task, now=words)
+                move(now=f"epoch {event['epoch']}: held-out loss {event['held_out']:.4g}, best {event['best']:.4g}")
             elif kind == "reconstructed":
-                progress.update(task, now=f"block {event['block']}: error {event['after']:.3g}")
+                move(now=f"block {event['block']}: error {event['after']:.3g}")
             elif kind == "skipped":
                 console.print(f"Block-wise reconstruction is left out: {event['reason']}.")
 
         yield listen
 
 
-def _words(event: Mapping[str, Any], info: HostInfo) -> tuple[str | None, str | None, int | None]:
-    """(description, state, blocks done) that an event changes on the bar."""
-    kind = event["event"]
-    if kind == "tolerance":
-        return f"tolerance {event['tolerance']:.3g}", None, 0
-    if kind == "block":
-        return (
-            "tuning" if event["tune"] else None,
-            f"block {event['block']}: scoring",
-            info.depth - event["block"],
-        )
-    if kind == "stage":
-        error = "taking derivatives" if event["error"] is None else f"error {event['error']:.3g}"
-        return "removing", f"{event['macs_ratio']:.3f} of the MACs: {error}", None
-    if kind == "timing":
-        return "timing", event["what"], None
-    if kind == "exact":
-        return "scoring", "exact scores of every image", None
-    if kind == "distances":
-        return "learning", "how far apart patches are", None
-    if kind == "predictor":
-        return "training G", f"block {event['block']}", event["block"]
-    if kind == "candidate":
-        words = f"candidate {event['number']}: error {event['error']:.3g}, best {event['best']:.3g}"
-        return "measuring", words, min(event["number"] * info.depth // CANDIDATES, info.depth - 1)
-    if kind == "error":
-        return None, f"block {event['block']}: {event['patches']} patches, error {event['error']:.3g}", None
-    return None, None, None
+@contextmanager
+def show_comparison() -> Iterator[Listener]:
+    """A listener that moves a bar, cell by cell."""
+    with shown("measuring the base") as move:
+
+        def listen(event: Event) -> None:
+            kind = event["event"]
+            if kind in ("cell", "row"):
+                words = event["cell"] if kind == "cell" else ""
+                move(description=words, total=event["total"], completed=event["done"], now="")
+            elif kind == "epoch":
+                move(now=f"recovering, epoch {event['epoch']} of {event['epochs']}")
+            elif kind in DOING:
+                move(now=DOING[kind][1](event))
+
+        yield listen

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, is_dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
 import torch
 import typer
-from patchslim.search.config import Distance, Score
-from patchslim.timing.place import place_of
 
 from patchslim.cli.common import (
     AsJson,
@@ -19,191 +19,117 @@ from patchslim.cli.common import (
     ImgSize,
     Model,
     Pretrained,
+    ReadoutOption,
+    Seed,
     console,
     note_random,
     note_skipped,
     open_device,
     open_model,
+    read_ratios,
     report,
+    split_setting,
     workers_for,
 )
+from patchslim.cli.old import check_names
 from patchslim.cli.progress import show_search
 from patchslim.data import open_images
-from patchslim.errors import BudgetError
 from patchslim.hosts import HostInfo, inspect
 from patchslim.hosts.hf_open import ON_HUB, is_hf_name
 from patchslim.hosts.weights import weights_fingerprint
-from patchslim.plan import SPEED, Groups, Mode, PredictorKind, Removed, Select
-from patchslim.runs import SOURCE, check_folder, check_sweep_folder, make_run, make_sweep, run_name
-from patchslim.search import SearchConfig
-from patchslim.search.budget import check_reachable, reachable
+from patchslim.methods import DEFAULT, Task, make
+from patchslim.plan import SPEED
+from patchslim.runs import SOURCE, check_runs_folder, make_runs
+from patchslim.search import Target
+from patchslim.search.cost import check_reachable
+from patchslim.timing.device import described
 
-FEW_IMAGES, MANY_IMAGES = 256, 1024  # docs/decisions.md
+FEW_IMAGES, MANY_IMAGES = 256, 1024  # docs/notebook/decisions.md
 
 
 def slim(
     model: Model,
     data: Data,
-    checkpoint: Checkpoint = None,
-    pretrained: Pretrained = False,
-    out: Annotated[Path | None, typer.Option("--out", metavar="RUN", help="Run folder [runs/MODEL].")] = None,
-    tolerance: Annotated[
-        float | None,
-        typer.Option(
-            "--tolerance",
-            help="Relative error allowed: of what the head reads, or per block with the paper's search [0.01].",
-        ),
+    method: Annotated[str, typer.Option("--method", metavar="NAME", help="See `patchslim methods`.")] = DEFAULT,
+    settings: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="A setting of the method; repeat it.")
     ] = None,
     target_macs: Annotated[
-        str | None,
-        typer.Option("--target-macs", metavar="R[,R…]", help="MACs to keep, e.g. 0.6; several give a run each."),
+        str | None, typer.Option("--target-macs", metavar="R[,R…]", help="MACs to keep, e.g. 0.55; or several runs.")
     ] = None,
     target_speedup: Annotated[
-        float | None,
-        typer.Option(
-            "--target-speedup",
-            metavar="X",
-            help="How many times as fast as the model is now, on this device, e.g. 1.6: blocks are timed here.",
-        ),
+        float | None, typer.Option("--target-speedup", metavar="X", help="Times as fast as now, on this device.")
     ] = None,
-    speed_batch_size: Annotated[
-        int, typer.Option("--speed-batch-size", min=1, max=2**16, help="Of --target-speedup: images at a time.")
-    ] = 32,
-    speed_dtype: Annotated[
-        str, typer.Option("--speed-dtype", help="Of --target-speedup: float32, bfloat16 or float16.")
-    ] = "float32",
-    speed_mode: Annotated[
-        str,
-        typer.Option(
-            "--speed-mode",
-            help="Of --target-speedup: how models run, as in bench: eager, compiled, graph, compiled-graph, or auto.",
-        ),
-    ] = "auto",
-    score: Annotated[
-        Score | None,
-        typer.Option("--score", help="What ranks the patches [static that merge: coverage, else effect]."),
+    tolerance: Annotated[
+        float | None, typer.Option("--tolerance", metavar="E", help="Relative error of what the head reads [0.01].")
     ] = None,
-    select: Annotated[
-        Select,
-        typer.Option("--select", help="Which patches stay: static, the same for all images; or by the image's own."),
-    ] = "static",
-    removed: Annotated[
-        Removed | None,
-        typer.Option("--removed", help="What becomes of the others [merge; static with another score: drop]."),
-    ] = None,
-    groups: Annotated[
-        Groups | None,
-        typer.Option(
-            "--groups", help="Of static that merge: which stay is alike for all images, what joins what is not [own]."
-        ),
-    ] = None,
-    mode: Annotated[
-        Mode, typer.Option("--mode", help="Of predicted: a fixed number per block, or a threshold.")
-    ] = "top-k",
-    predictor: Annotated[
-        PredictorKind | None,
-        typer.Option("--predictor", help="Of predicted: the module G [context; with a threshold: mlp]."),
-    ] = None,
-    distance: Annotated[
-        Distance | None,
-        typer.Option("--distance", help="Of matched: by what a difference does to the output, or by keys [effect]."),
-    ] = None,
-    choosing_blocks: Annotated[
-        int | None,
-        typer.Option(
-            "--choosing-blocks",
-            min=1,
-            help="Where images choose or group: at most so many blocks do, which small batches on a GPU like [any].",
-        ),
-    ] = None,
-    images: Annotated[
-        int | None,
-        typer.Option("--images", min=1, help="Calibration images to use [256; matched or predicted on a GPU: 1024]."),
-    ] = None,
-    step: Annotated[
-        int, typer.Option("--step", min=1, help="Patches added at a time, with a score other than effect.")
-    ] = 10,
-    tune_epochs: Annotated[
-        int | None,
-        typer.Option(
-            "--tune-epochs",
-            min=0,
-            help="Epochs of block tuning, as the paper does [3, with a score other than effect].",
-        ),
-    ] = None,
-    learning_rate: Annotated[float, typer.Option("--learning-rate", help="Of block tuning.")] = 5e-5,
-    cache_gib: Annotated[float, typer.Option("--cache-gib", help="Memory for cached features, in GiB.")] = 2.0,
-    batch_size: BatchSize = 32,
+    checkpoint: Checkpoint = None,
+    pretrained: Pretrained = False,
     img_size: ImgSize = None,
+    readout: ReadoutOption = None,
+    images: Annotated[
+        int | None, typer.Option("--images", min=1, metavar="K", help="Images to look at [256; some on a GPU: 1024].")
+    ] = None,
+    memory: Annotated[
+        float, typer.Option("--memory", min=0.0, metavar="GIB", help="Bound on cached features.")
+    ] = Task.memory_gib,
+    batch_size: BatchSize = 32,
+    dtype: Annotated[str, typer.Option("--dtype", help="Of --target-speedup: float32, bfloat16, float16.")] = "float32",
     device: Device = None,
-    seed: Annotated[
-        int, typer.Option("--seed", min=0, max=2**31 - 1, help="Of the image sample and of random scores.")
-    ] = 0,
+    seed: Seed = 0,
+    out: Annotated[Path | None, typer.Option("--out", metavar="RUN", help="Run folder [runs/MODEL].")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with an interrupted run.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Make a faster model from a pretrained one and a few hundred images. No labels are needed."""
     ratios = read_ratios(target_macs)
-    config = SearchConfig(
-        tolerance=tolerance,
-        target_macs=min(ratios, default=None),
-        target_speedup=target_speedup,
-        speed_batch_size=speed_batch_size,
-        speed_dtype=speed_dtype,
-        speed_mode=speed_mode,
-        score=score,
-        select=select,
-        removed=removed,  # type: ignore[arg-type]  # None is resolved
-        groups=groups,
-        mode=mode,
-        predictor=predictor,  # type: ignore[arg-type]  # None is resolved
-        distance=distance,
-        choosing_blocks=choosing_blocks,
-        step=step,
-        tune_epochs=tune_epochs,  # type: ignore[arg-type]  # None is resolved
-        learning_rate=learning_rate,
-        batch_size=batch_size,
-        cache_gib=cache_gib,
-        seed=seed,
-    )
+    wanted: list[float | None] = [*ratios] or [None]
+    targets = [Target(tolerance, ratio, target_speedup, batch_size, dtype) for ratio in wanted]
+    check_names([method])
+    chosen = make(method, dict(map(split_setting, settings or [])))
     folder = out or default_folder(model)
-    (check_folder if len(ratios) < 2 else check_sweep_folder)(folder, resume)
+    check_runs_folder(folder, resume, sweep=len(ratios) > 1)
     place = open_device(device)
     torch.manual_seed(seed)  # random weights, where nothing better is given, are the same on --resume
-    network = open_model(model, checkpoint, pretrained, img_size)
+    network = open_model(model, checkpoint, pretrained, img_size, readout)
     info = inspect(network)
-    for ratio in ratios:
-        check_reachable(info, config, ratio)
-        note_generous(info, config, ratio)
+    check_ratios(info, chosen, ratios)
     note_random([model], checkpoint, pretrained)
-    limit = images or usual_images(config.select, place)
+    limit = images or usual_images(chosen, place)
     source = open_images(data, model=network, limit=limit, seed=seed, workers=workers_for(place))
     started = {
         "model": info.name,
-        "settings": config.as_dict(),
+        "method": method,
+        "settings": asdict(chosen) if is_dataclass(chosen) and not isinstance(chosen, type) else {},
+        "target": targets[0].as_dict() | ({"macs": ratios} if len(ratios) > 1 else {}),
+        "search": {"seed": seed, "batch_size": batch_size, "memory_gib": memory},
         "weights": weights_fingerprint(network),
         "images": {"count": len(source), "fingerprint": source.fingerprint},
         SOURCE: data,
     }
-    if config.target_speedup is not None:
-        started["timed_on"] = place_of(place)  # times are those of a device
+    if target_speedup is not None:
+        started["timed_on"] = described(place)  # times are those of a device
     with show_search(info) as listen:
-        if len(ratios) > 1:
-            about = started | {"ratios": ratios}
-            found = make_sweep(network.to(place), source, config, ratios, folder, about, listen)
-            runs = {folder / run_name(ratio): metrics for ratio, metrics in found.items()}
-        else:
-            runs = {folder: make_run(network.to(place), source, config, folder, started, listen)}
+        task = Task.of(
+            network.to(place),
+            source,
+            targets[0],
+            seed=seed,
+            batch_size=batch_size,
+            memory_gib=memory,
+            progress=listen,
+        )
+        runs = make_runs(task, chosen, folder, started, ratios)
     note_skipped(max(metrics["skipped_images"] for metrics in runs.values()), len(source))
     results = [{"run": str(run)} | metrics for run, metrics in runs.items()]
     text = "\n".join(summary(run, metrics) for run, metrics in runs.items())
     report(results[0] if len(ratios) < 2 else {"sweep": str(folder), "runs": results}, as_json, text)
 
 
-def usual_images(select: Select, place: torch.device) -> int:
-    """Where images choose their own patches, counts found with more of them hold better for others; static patches
-    gain nothing. A GPU has time for them."""
-    return MANY_IMAGES if select != "static" and place.type == "cuda" else FEW_IMAGES
+def usual_images(method: Any, place: torch.device) -> int:
+    """Where images choose their own patches, counts found with more of them hold better for others. A GPU has time
+    for them."""
+    return MANY_IMAGES if getattr(method, "many_images", False) and place.type == "cuda" else FEW_IMAGES
 
 
 def default_folder(model: str) -> Path:
@@ -211,22 +137,19 @@ def default_folder(model: str) -> Path:
     return Path("runs") / (Path(model.removeprefix(ON_HUB)).resolve().name if is_hf_name(model) else model)
 
 
-def read_ratios(text: str | None) -> list[float]:
-    """The MAC ratios asked for, each once, the largest first."""
-    try:
-        return sorted({float(word) for word in text.split(",")}, reverse=True) if text is not None else []
-    except ValueError:
-        raise BudgetError(f"{text} is not a MAC ratio, nor several with commas between; try 0.6 or 0.7,0.55.") from None
+def check_ratios(info: HostInfo, method: Any, ratios: Sequence[float]) -> None:
+    """Raise BudgetError for a ratio that the method can't reach; say so when one is more than any plan needs."""
+    draft = method.draft(info) if hasattr(method, "draft") else None
+    if draft is None:
+        return
+    most = draft.reachable()[1]
+    for ratio in ratios:
+        check_reachable(draft, ratio, method.name)
+        if ratio > most:
+            console.print(f"No plan needs more than {most:.3f} of the MACs: the last block computes only what is read.")
 
 
-def note_generous(info: HostInfo, config: SearchConfig, target: float) -> None:
-    """Say so when the ratio asked for is more than any plan needs."""
-    _, most = reachable(info, config)
-    if target > most:
-        console.print(f"No plan needs more than {most:.3f} of the MACs: the last block computes only what is read.")
-
-
-def summary(folder: Path, metrics: dict[str, Any]) -> str:
+def summary(folder: Path, metrics: Mapping[str, Any]) -> str:
     """Two lines for a person, or three."""
     counts = ", ".join(str(count) for count in metrics["patches_per_block"])
     return (
@@ -236,7 +159,7 @@ def summary(folder: Path, metrics: dict[str, Any]) -> str:
     )
 
 
-def predicted(metrics: dict[str, Any]) -> str:
+def predicted(metrics: Mapping[str, Any]) -> str:
     """What a plan for a speed-up says of it."""
     if SPEED not in metrics:
         return ""

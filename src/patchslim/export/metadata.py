@@ -13,7 +13,7 @@ from patchslim.errors import DataError, ExportError
 from patchslim.export.formats import format_of
 from patchslim.export.program import info_of
 from patchslim.hosts import HostInfo
-from patchslim.slim import SlimModel
+from patchslim.slim import plan_of
 from patchslim.version import __version__
 
 METADATA_VERSION = 1
@@ -22,8 +22,8 @@ Precision = Literal["fp32", "int8"]
 
 
 def metadata_of(model: nn.Module, precision: Precision = "fp32") -> dict[str, Any]:
-    """The metadata of a model's file; `plan` is None for a host."""
-    info = info_of(model)
+    """The metadata of a model's file; `plan` is None for a host, and for a model that was made without one."""
+    info, plan = info_of(model), plan_of(model)
     return {
         "version": METADATA_VERSION,
         "patchslim": __version__,
@@ -31,7 +31,7 @@ def metadata_of(model: nn.Module, precision: Precision = "fp32") -> dict[str, An
         "precision": precision,
         "classes": info.classes,
         "preprocessing": _preprocessing(model, info),
-        "plan": json.loads(model.plan.to_json()) if isinstance(model, SlimModel) else None,
+        "plan": None if plan is None else json.loads(plan.to_json()),
     }
 
 

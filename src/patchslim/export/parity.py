@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from patchslim.data import ImageSource, tensor_images
 from patchslim.errors import ExportError, first_words
 from patchslim.hosts import HostInfo, answer_of
-from patchslim.slim import SlimModel
+from patchslim.slim import plan_of
 
 TOLERANCE = 1e-3  # largest difference of a logit
 AGREEMENT = 99.9  # percent of images with the same answer
@@ -48,6 +48,7 @@ def compare(
     model: nn.Module, run: Callable[[Tensor], Tensor], images: ImageSource, *, find_ties: bool = True
 ) -> Parity:
     """Measure; ExportError when the file does not run or gives numbers that are none."""
+    plan = plan_of(model)
     differences, agree, ties, others = [torch.zeros(1)], [torch.zeros(0, dtype=torch.bool)], 0, 0
     for pixels in _sizes(images):
         wanted = answer_of(model(pixels))
@@ -56,7 +57,7 @@ def compare(
             raise ExportError("The file's logits are not finite numbers of the model's shape; it was not kept.")
         apart, same = _apart(found, wanted), found.argmax(dim=1) == wanted.argmax(dim=1)
         others += int((~same).sum())
-        if find_ties and isinstance(model, SlimModel) and model.plan.varies:
+        if find_ties and plan is not None and plan.per_image:
             tied = _tied(model, pixels, found, apart > TOLERANCE)
             apart, same, ties = apart[~tied], same | tied, ties + int(tied.sum())
         differences.append(apart)

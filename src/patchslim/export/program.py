@@ -13,23 +13,23 @@ from patchslim.errors import ExportError, first_words
 from patchslim.hosts import HostInfo, answer_of, inspect
 from patchslim.hosts.hf_parts import hf_class
 from patchslim.packages import quiet
-from patchslim.slim import SlimModel
+from patchslim.slim import made_from, rectangular
 
 LARGEST_BATCH = 2**16
 ATEN: Any = torch.ops.aten
 
 
 def info_of(model: nn.Module) -> HostInfo:
-    """The host's description, of a slim model too; UnsupportedModel for what patchslim does not know."""
-    return model.host_info if isinstance(model, SlimModel) else inspect(model)
+    """The host's description, of what a method made too; UnsupportedModel for what patchslim does not know."""
+    return made_from(model) or inspect(model)
 
 
 def check_exportable(model: nn.Module) -> None:
     """Raise ExportError for a model whose images keep different numbers of patches."""
-    if isinstance(model, SlimModel) and model.plan.mode == "threshold":
+    if not rectangular(model):
         raise ExportError(
             "With thresholds every image keeps another number of patches, which no fixed graph can say; "
-            "slim with --mode top-k, or with static or matched patches, to export."
+            "slim with `--set threshold=false`, or by another method, to export."
         )
 
 

@@ -2,16 +2,19 @@
 
 from patchslim.measure.accuracy import Accuracy, evaluate, evaluate_pair
 from patchslim.measure.bench import BenchConfig, bench
-from patchslim.measure.compare import compare
+from patchslim.measure.comparison import CompareConfig, compare
 from patchslim.measure.paired import Paired, paired
 from patchslim.measure.profile import profile
+from patchslim.measure.row_speed import SpeedConfig
 from patchslim.timing import DTYPES, Timing, device_name, time_side_by_side
 
 __all__ = [
     "DTYPES",
     "Accuracy",
     "BenchConfig",
+    "CompareConfig",
     "Paired",
+    "SpeedConfig",
     "Timing",
     "bench",
     "compare",

@@ -13,13 +13,13 @@ import torch
 from torch import Tensor, nn
 
 from patchslim.errors import PatchslimError
-from patchslim.hosts import with_matmul_embed
-from patchslim.measure.compare import ideal_speedup
+from patchslim.hosts import inspect, with_matmul_embed
+from patchslim.macs import host_macs
 from patchslim.measure.forecast import forecast
 from patchslim.measure.numbers import model_row, numbers
 from patchslim.measure.profile import profile
 from patchslim.quantise import check_way, quantised
-from patchslim.slim import SlimModel
+from patchslim.slim import image_macs, plan_of, rectangular
 from patchslim.timing import DTYPES, Clock, Contest, device_name
 from patchslim.timing.memory import fitting
 from patchslim.timing.modes import modes_for
@@ -57,7 +57,7 @@ class BenchConfig:
 
 
 def bench(
-    slim: SlimModel,
+    slim: nn.Module,
     host: nn.Module,
     config: BenchConfig | None = None,
     *,
@@ -73,14 +73,15 @@ def bench(
     `tell` hears what is being done.
     """
     config = config or BenchConfig()
-    device, threshold = next(slim.parameters()).device, slim.plan.mode == "threshold"
-    modes = modes_for(config.modes, device, threshold)
+    device, packed = next(slim.parameters()).device, not rectangular(slim)
+    modes = modes_for(config.modes, device, packed)
     if config.quantise is not None:
         for dtype in config.dtypes:
             check_way(config.quantise, device, DTYPES[dtype])
-    if threshold and images is None:
+    if packed and images is None:
         raise PatchslimError("How much a run with thresholds computes depends on the images; give some with --data.")
-    own, rows = forecast(slim.plan), []
+    plan = plan_of(slim)
+    own, rows = forecast(plan) if plan is not None else None, []
     for dtype in config.dtypes:
         case = _Case(slim, host, config, dtype, modes, images, tell, clock)
         for size in dict.fromkeys(config.batch_sizes):
@@ -124,7 +125,7 @@ class _Case:
 
     def __init__(
         self,
-        slim: SlimModel,
+        slim: nn.Module,
         host: nn.Module,
         config: BenchConfig,
         dtype: str,
@@ -134,6 +135,7 @@ class _Case:
         clock: Clock,
     ) -> None:
         self.slim, self.config, self.dtype, self.images = slim, config, dtype, images
+        self.info = inspect(host)
         self.contest = Contest(modes, dtype, config.autocast, config.seconds, clock, tell)
         self.weights = "float32" if config.autocast else dtype
         three = {"slim": slim, "baseline": host, "baseline_same_embedding": with_matmul_embed(host)}
@@ -142,7 +144,7 @@ class _Case:
     def row(self, size: int) -> dict[str, Any]:
         """All numbers of one batch size."""
         batch = self._batch(size)
-        ideal = ideal_speedup(self.slim, batch)
+        ideal = host_macs(self.info) / float(image_macs(self.slim, batch).double().mean())
         batch = batch.to(DTYPES[self.weights])
         contenders = self.models | self._quantised(batch)
         models = {name: model_row(timed, size) for name, timed in self.contest.time(contenders, batch).items()}
@@ -158,7 +160,7 @@ class _Case:
 
     def _batch(self, size: int) -> Tensor:
         """(size, C, H, W) on the models' device."""
-        info, device = self.slim.host_info, next(self.slim.parameters()).device
+        info, device = self.info, next(self.slim.parameters()).device
         if self.images is None:
             return torch.randn(size, info.channels, *info.image_size, device=device)
         images = self.images[:size].to(device)
@@ -170,4 +172,4 @@ class _Case:
         self.contest.say("profiling", len(batch))
         settings: dict[str, Any] = {"seconds": self.config.seconds, "clock": self.contest.clock}
         settings["autocast"] = self.contest.autocast_to
-        return {"profile": profile(self.models, self.slim.host_info, batch, **settings)}
+        return {"profile": profile(self.models, self.info, batch, **settings)}

@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from patchslim.measure import paired
-from patchslim.peers.hits import from_hex
-from patchslim.peers.store import Row
+from patchslim.measure.hits import from_hex
+from patchslim.measure.paired import paired
+from patchslim.measure.store import Row
 
 STATES = ("untuned", "recovered")
 

@@ -12,8 +12,9 @@ from torch import Tensor, nn
 
 from patchslim.data import ImageSource
 from patchslim.errors import DataError
-from patchslim.hosts import answer_of
-from patchslim.slim.model import SlimModel, counting
+from patchslim.hosts import answer_of, open_slim
+from patchslim.slim import macs_of_states, plan_of, states_of
+from patchslim.slim.block import SlimBlock
 
 
 @dataclass(frozen=True)
@@ -88,10 +89,14 @@ def _in_eval_mode(model: nn.Module) -> Iterator[None]:
 def _run(model: nn.Module, pixels: Tensor, labels: Tensor) -> tuple[Tensor, Tensor | None]:
     """Ranks, and MACs where images differ: (B, C, H, W), (B,) → (B,), (B,) on the CPU."""
     pixels = pixels.to(next(model.parameters()).device)
-    if not isinstance(model, SlimModel) or model.plan.mode != "threshold":
+    plan = plan_of(model)
+    if plan is None or plan.rectangular:
         return _ranks(answer_of(model(pixels)), labels).cpu(), None
-    with counting(model) as counts:
-        return _ranks(answer_of(model(pixels)), labels).cpu(), counts.macs()
+    host = open_slim(model)
+    states, last = states_of(host, host.embed(pixels)), host.blocks[-1]
+    assert isinstance(last, SlimBlock)
+    logits = host.logits(last.tensor(states[-1]))
+    return _ranks(logits, labels).cpu(), macs_of_states(host, plan, states)
 
 
 def _ranks(logits: Tensor, labels: Tensor) -> Tensor:

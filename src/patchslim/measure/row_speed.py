@@ -31,7 +31,7 @@ def batch_for(info: HostInfo, device: torch.device, config: SpeedConfig) -> Tens
 
 def timed_beside(model: nn.Module, base: nn.Module, batch: Tensor, config: SpeedConfig) -> dict[str, Any]:
     """Images per second of both, each in its fastest mode, and the speed-up."""
-    modes = modes_for(config.modes, batch.device, threshold=False)
+    modes = modes_for(config.modes, batch.device, packed=False)
     contest = Contest(modes, config.dtype, seconds=config.seconds)
     found = contest.time({"row": in_dtype(model, config.dtype), "base": in_dtype(base, config.dtype)}, batch)
     own, other = found["row"], found["base"]

@@ -9,16 +9,16 @@ from pathlib import Path
 from typing import Any
 
 from patchslim.errors import RunError
-from patchslim.files import check_same, read_json, write_json
-from patchslim.runs.folder import OTHERWISE, alone
+from patchslim.files import read_json, write_json
+from patchslim.folder import ITSELF, STARTED, check_folder, working
 
-STARTED, CELLS, WORKING, RESULT = "started.json", "cells", "working", "comparison.json"
+CELLS, WORKING, RESULT = "cells", "working", "comparison.json"
 Row = dict[str, Any]
 
 
-def cell_name(method: str, ratio: float) -> str:
-    """A cell's file."""
-    return f"{method}@{ratio:g}"
+def check_place(folder: Path, resume: bool) -> None:
+    """Raise RunError unless a comparison may be written, or gone on with, in this folder."""
+    check_folder(folder, resume, lambda found: (found / STARTED).exists(), "comparison")
 
 
 class Store:
@@ -30,29 +30,14 @@ class Store:
     @contextmanager
     def opened(self, resume: bool) -> Iterator[None]:
         """Work in the folder, alone, on what was started there and nothing else."""
-        if self.folder is None:
+        folder = self.folder
+        if folder is None:
             yield
             return
-        check_place(self.folder, resume)
-        fresh = not self.folder.exists()
-        (self.folder / CELLS).mkdir(parents=True, exist_ok=True)
-        try:
-            with alone(self.folder, CELLS):
-                self._check_started()
-                yield
-                shutil.rmtree(self.folder / WORKING, ignore_errors=True)
-        except BaseException:
-            if fresh and not any((self.folder / CELLS).glob("*.json")):
-                shutil.rmtree(self.folder)
-            raise
-
-    def _check_started(self) -> None:
-        assert self.folder is not None
-        path = self.folder / STARTED
-        if path.exists():
-            check_same(read_json(path, RunError, "comparison's settings"), self.started, str(self.folder), OTHERWISE)
-        else:
-            write_json(path, self.started)
+        check_place(folder, resume)
+        with working(folder, ITSELF, self.started, lambda: any((folder / CELLS).glob("*.json"))):
+            yield
+            shutil.rmtree(folder / WORKING, ignore_errors=True)
 
     def get(self, name: str) -> Row | None:
         """A cell that is done."""
@@ -63,6 +48,7 @@ class Store:
     def put(self, name: str, row: Row) -> None:
         """Keep a cell, on disk before this returns."""
         if self.folder is not None:
+            self._path(name).parent.mkdir(exist_ok=True)
             write_json(self._path(name), row)
             shutil.rmtree(self.folder / WORKING / name, ignore_errors=True)
 
@@ -73,15 +59,3 @@ class Store:
     def _path(self, name: str) -> Path:
         assert self.folder is not None
         return self.folder / CELLS / f"{name}.json"
-
-
-def check_place(folder: Path, resume: bool) -> None:
-    """Raise RunError unless a comparison may be written, or gone on with, in this folder."""
-    if (folder.exists() or folder.is_symlink()) and not folder.is_dir():
-        raise RunError(f"{folder} is no folder; choose another with --out.")
-    if not folder.exists() or not any(folder.iterdir()):
-        return
-    if not (folder / STARTED).exists():
-        raise RunError(f"{folder} is not empty and holds no comparison; choose another folder with --out.")
-    if not resume:
-        raise RunError(f"{folder} already holds a comparison; go on with --resume, or choose another with --out.")

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass
 from difflib import get_close_matches
 from importlib.metadata import entry_points
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, get_type_hints
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeVar, get_type_hints
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 from torch import Tensor, nn
@@ -124,13 +124,22 @@ def method_class(name: str) -> type[Any]:
     raise MethodError(f"There is no method {name!r}; {hint}")
 
 
-def settings_of(name: str) -> dict[str, tuple[Any, Any]]:
-    """A method's settings: name → (type, default)."""
+class Setting(NamedTuple):
+    """What a method can be told."""
+
+    hint: Any  # its type
+    default: Any
+    what: str  # in words, where the type is annotated with them
+
+
+def settings_of(name: str) -> dict[str, Setting]:
+    """A method's settings by name, in the order of its fields."""
     cls = method_class(name)
     if not is_dataclass(cls):
         return {}
-    hints = get_type_hints(cls)
-    return {own.name: (hints[own.name], own.default) for own in fields(cls)}
+    hints, noted = get_type_hints(cls), get_type_hints(cls, include_extras=True)
+    words = {own: "".join(map(str, getattr(hint, "__metadata__", ()))) for own, hint in noted.items()}
+    return {own.name: Setting(hints[own.name], own.default, words[own.name]) for own in fields(cls)}
 
 
 def type_words(hint: Any) -> str:
@@ -148,7 +157,7 @@ def make(name: str, settings: Mapping[str, Any] | None = None) -> Any:
     for key, value in (settings or {}).items():
         if key not in known:
             raise MethodError(_unknown_setting(name, key, known))
-        hint = known[key][0]
+        hint = known[key].hint
         wanted = None if isinstance(value, str) and value.lower() == "none" else value
         try:
             given[key] = TypeAdapter(hint, config=ConfigDict(strict=not isinstance(value, str))).validate_python(wanted)
@@ -157,10 +166,10 @@ def make(name: str, settings: Mapping[str, Any] | None = None) -> Any:
     return cls(**given)
 
 
-def _unknown_setting(name: str, key: str, known: Mapping[str, Any]) -> str:
+def _unknown_setting(name: str, key: str, known: Mapping[str, Setting]) -> str:
     """What to say of a setting that a method lacks: who has it, and what this one takes."""
     others = [other for other in names() if other != name and key in settings_of(other)]
-    takes = ", ".join(f"{own} ({type_words(hint)})" for own, (hint, _) in known.items()) or "none"
+    takes = ", ".join(f"{own} ({type_words(setting.hint)})" for own, setting in known.items()) or "none"
     has = f"; {', '.join(others)} {'has' if len(others) == 1 else 'have'} it" if others else ""
     return f"The method {name} has no setting {key!r}{has}. Settings of {name}: {takes}."
 
@@ -169,6 +178,7 @@ def describe(name: str) -> dict[str, Any]:
     """What a method does and when to take it, and its settings: for `patchslim methods`."""
     cls = method_class(name)
     settings = {
-        key: {"type": type_words(hint), "default": default} for key, (hint, default) in settings_of(name).items()
+        key: {"type": type_words(own.hint), "default": own.default, "what": own.what}
+        for key, own in settings_of(name).items()
     }
     return {"name": name, "what": inspect.getdoc(cls) or "", "settings": settings, "package": package_of(name)}

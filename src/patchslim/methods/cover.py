@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
 
 from patchslim.evidence.coverage_sets import CoverageSets
 from patchslim.hosts import HostInfo
@@ -25,7 +26,7 @@ class Cover(Method):
     Take it where the graph must have no sort: exported models, compilers that know few operators.
     """
 
-    blocks: int | None = None  # merge in at most so many blocks; none: any
+    blocks: Annotated[int | None, "merge in at most so many blocks; none: any"] = None
 
     def __post_init__(self) -> None:
         check_blocks(self.blocks)

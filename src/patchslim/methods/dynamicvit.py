@@ -4,6 +4,7 @@ NeurIPS 2021)."""
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
 
 import torch
 import torch.nn.functional as F
@@ -42,8 +43,8 @@ class DynamicViT(Method):
     Take it for comparison.
     """
 
-    epochs: int = 20  # over the images, in which the predictors learn
-    readout_only: bool = False  # the last block computes only what the head reads
+    epochs: Annotated[int, "over the images, in which the predictors learn"] = 20
+    readout_only: Annotated[bool, "the last block computes only what the head reads"] = False
 
     def __post_init__(self) -> None:
         check_epochs(self.epochs)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Annotated
 
 from patchslim.errors import BudgetError
 from patchslim.hosts import HostInfo
@@ -28,7 +29,7 @@ class EViT(Method):
     Take it for comparison.
     """
 
-    readout_only: bool = False  # the last block computes only what the head reads
+    readout_only: Annotated[bool, "the last block computes only what the head reads"] = False
 
     def fit(self, task: Task) -> Fitted:
         """The largest keep rate that fits."""

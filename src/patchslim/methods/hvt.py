@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Annotated
 
 from patchslim.errors import BudgetError
 from patchslim.hosts import HostInfo
@@ -29,7 +30,7 @@ class HVT(Method):
     Take it for comparison.
     """
 
-    readout_only: bool = False  # the last block computes only what the head reads
+    readout_only: Annotated[bool, "the last block computes only what the head reads"] = False
 
     def fit(self, task: Task) -> Fitted:
         """The placement with the most MACs that fits; of equal ones the fewest poolings."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 from torch import nn
 
@@ -28,7 +28,7 @@ class Merge(Method):
     Take it unless you need the plainest graph or the last bit of speed at batch 1; then take cover or drop.
     """
 
-    blocks: int | None = 3  # merge in at most so many blocks; more only where these can't remove enough; none: any
+    blocks: Annotated[int | None, "merge in at most so many blocks, where these can remove enough; none: any"] = 3
 
     many_images: ClassVar[bool] = True
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Annotated
 
 import torch
 from torch import Tensor
@@ -41,8 +42,8 @@ class Power(Method):
     Take it for comparison.
     """
 
-    epochs: int = 20  # over the images, in which the counts are learnt
-    readout_only: bool = False  # the last block computes only what the head reads
+    epochs: Annotated[int, "over the images, in which the counts are learnt"] = 20
+    readout_only: Annotated[bool, "the last block computes only what the head reads"] = False
 
     def __post_init__(self) -> None:
         check_epochs(self.epochs)

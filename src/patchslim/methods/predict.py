@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from torch import nn
 
@@ -38,10 +38,10 @@ class Predict(Method):
     Take it for single images on a CPU or GPU where the average cost counts; such a plan can't be exported.
     """
 
-    removed: Literal["merge", "drop"] = "merge"  # what becomes of the other patches
-    threshold: bool = False  # images keep as many patches as they need; the others leave
-    blocks: int | None = None  # choose in at most so many blocks; none: any
-    epochs: int = 60  # over the images, in which G learns
+    removed: Annotated[Literal["merge", "drop"], "what becomes of the other patches"] = "merge"
+    threshold: Annotated[bool, "images keep as many patches as they need; the others leave"] = False
+    blocks: Annotated[int | None, "choose in at most so many blocks; none: any"] = None
+    epochs: Annotated[int, "over the images, in which G learns"] = 60
 
     many_images: ClassVar[bool] = True
     score: ClassVar[Score] = "taylor"  # what G learns to say

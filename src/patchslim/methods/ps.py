@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 from torch import Tensor
 
@@ -31,10 +31,10 @@ class PS(Method):
     Take it to reproduce the paper; merge, cover and drop keep more accuracy.
     """
 
-    step: int = 10  # r': patches added at a time
-    tune_epochs: int = 3  # epochs of block tuning on cached features
-    learning_rate: float = 5e-5  # of block tuning
-    carry: bool = False  # removed patches stay as keys and values
+    step: Annotated[int, "r': patches added at a time"] = 10
+    tune_epochs: Annotated[int, "epochs of block tuning on cached features"] = 3
+    learning_rate: Annotated[float, "of block tuning"] = 5e-5
+    carry: Annotated[bool, "removed patches stay as keys and values"] = False
 
     score: ClassVar[Score] = "impact"
 

@@ -61,7 +61,7 @@ def signed(plan: SlimPlan, method: Any, task: Task, found: Fitted) -> SlimPlan:
         "seed": task.seed,
         "tolerance": task.target.allowed,
         HOST: task.once("weights", lambda: weights_fingerprint(task.host.model)),
-        "images": task.features.count,
+        "images": len(task.images) - task.images.skipped,
         "errors": dict(found.errors),
         "macs": macs,
         "macs_ratio": macs / host_macs(task.info),

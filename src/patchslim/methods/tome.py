@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Annotated
 
 from patchslim.hosts import HostInfo
 from patchslim.macs import steps_macs
@@ -26,7 +27,7 @@ class ToMe(Method):
     Take it for comparison: merge keeps more accuracy at the same MACs.
     """
 
-    readout_only: bool = False  # the last block computes only what the head reads
+    readout_only: Annotated[bool, "the last block computes only what the head reads"] = False
 
     def fit(self, task: Task) -> Fitted:
         """The fewest merges that fit."""

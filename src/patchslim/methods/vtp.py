@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -33,7 +33,7 @@ class VTP(Method):
     Take it for comparison.
     """
 
-    epochs: int = 20  # over the images, in which the gates learn
+    epochs: Annotated[int, "over the images, in which the gates learn"] = 20
 
     def __post_init__(self) -> None:
         check_epochs(self.epochs)

@@ -10,7 +10,7 @@ from typing import Any
 from patchslim.files import replacing
 from patchslim.report.panels import new_figure
 
-Table = Mapping[str, Any]  # what `patchslim.peers.compare` gives
+Table = Mapping[str, Any]  # what `ps.compare` gives
 HEAD = ("method", "MACs kept", "GMACs", "top-1", "against base", "against first", "images/s", "speed-up")
 RECOVERED = ("recovered", "against base", "against first")
 EMPTY = "–"

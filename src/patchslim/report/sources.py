@@ -19,7 +19,7 @@ def draw_sources(
 ) -> None:
     """Write a PNG with a row per picture (3, H, W) uint8 and a column per block, painted by its tokens.
 
-    `sources` is what `SlimModel.sources` gives: per block a boolean (B, n, N), where row j marks the patches of token
+    `sources` is what `ps.sources` gives: per block a boolean (B, n, N), where row j marks the patches of token
     j. Pictures are in the order of its B images. A last block that computes no patch gets no column.
     """
     shown = list(sources) if bool(sources[-1].any()) else list(sources[:-1])

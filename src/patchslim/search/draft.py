@@ -23,18 +23,17 @@ class Draft:
 
     info: HostInfo
     steps: Callable[[Counts, Drops], list[Step]]
-    plan: Callable[[Counts, Drops], SlimPlan] = None  # type: ignore[assignment]  # steps alone make it, unless given
+    whole: Callable[[Counts, Drops], SlimPlan] | None = None  # where steps alone do not make a plan
     halves: bool = False  # a block removes at most half of its patches
     merges: bool = False  # some blocks may drop instead
     empties: bool = False  # a block may keep no patch at all
     most: int | None = None  # at most so many blocks remove patches; None: as many as pay
     fields: dict[str, Any] = field(default_factory=dict)  # of the plans
 
-    def __post_init__(self) -> None:
-        if self.plan is None:
-            object.__setattr__(self, "plan", self._plan)
-
-    def _plan(self, counts: Counts, drops: Drops) -> SlimPlan:
+    def plan(self, counts: Counts, drops: Drops) -> SlimPlan:
+        """The whole plan."""
+        if self.whole is not None:
+            return self.whole(counts, drops)
         return make_plan(self.info, self.steps(counts, drops), **self.fields)
 
     def sketch(self, counts: Counts) -> SlimPlan:

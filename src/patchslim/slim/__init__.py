@@ -13,7 +13,7 @@ from patchslim.slim.assemble import (
 )
 from patchslim.slim.block import SlimBlock, State
 from patchslim.slim.reference import masked_logits
-from patchslim.slim.trace import image_macs, sources, states_of
+from patchslim.slim.trace import image_macs, macs_of_states, sources, states_of
 
 __all__ = [
     "SlimBlock",
@@ -23,6 +23,7 @@ __all__ = [
     "full_plan",
     "image_macs",
     "is_slim",
+    "macs_of_states",
     "made_from",
     "masked_logits",
     "own_keys",

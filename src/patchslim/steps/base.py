@@ -97,10 +97,10 @@ def check_stays(n: int, entering: int, half: bool) -> None:
 
 
 KINDS: dict[str, type[Step]] = {}
-Kind = TypeVar("Kind", bound=type[Step])
+OneStep = TypeVar("OneStep", bound=Step)
 
 
-def register_step(cls: Kind) -> Kind:
+def register_step(cls: type[OneStep]) -> type[OneStep]:
     """Make a kind of step known by its `kind`."""
     KINDS[cls.model_fields["kind"].default] = cls
     return cls

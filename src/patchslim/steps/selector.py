@@ -31,7 +31,8 @@ class MlpSelector(nn.Module):
 
     def forward(self, y: Tensor, place: Tensor | None = None) -> Tensor:
         """y (B, n, d) → log ŝ (B, n)."""
-        return self.fc2(F.gelu(self.fc1(y)))[..., 0]
+        score: Tensor = self.fc2(F.gelu(self.fc1(y)))
+        return score[..., 0]
 
 
 class ContextSelector(MlpSelector):
@@ -49,7 +50,8 @@ class ContextSelector(MlpSelector):
         else:
             real = (place < self.patches)[..., None]
             mean = (y * real).sum(dim=1, keepdim=True) / real.sum(dim=1, keepdim=True).clamp_min(1)
-        return self.fc2(F.gelu(self.fc1(y) + self.context(mean.to(y.dtype))))[..., 0]
+        score: Tensor = self.fc2(F.gelu(self.fc1(y) + self.context(mean.to(y.dtype))))
+        return score[..., 0]
 
 
 class PoolSelector(nn.Module):

@@ -33,20 +33,20 @@ class Prepared:
     failed: dict[str, str] = field(default_factory=dict)
 
 
-def modes_for(asked: Sequence[str], device: torch.device, threshold: bool) -> list[str]:
+def modes_for(asked: Sequence[str], device: torch.device, packed: bool) -> list[str]:
     """The modes to time; `auto` is all that go with the device, on a CPU only eager, as compiling takes its time."""
     for mode in asked:
         if mode not in (*MODES, "auto"):
             raise PatchslimError(f"There is no mode {mode}; choose from auto, {', '.join(MODES)}.")
     wanted = set(asked) - {"auto"}
-    if threshold and wanted - {"eager"}:
+    if packed and wanted - {"eager"}:
         raise PatchslimError(
             "A run with thresholds has batches of many shapes and can't be compiled whole or recorded; take mode eager."
         )
     if device.type != "cuda" and any(mode.endswith("graph") for mode in wanted):
         raise PatchslimError(f"A CUDA graph needs a CUDA device and this is {device.type}; take eager or compiled.")
     if "auto" in asked:
-        wanted |= set(MODES) if device.type == "cuda" and not threshold else {"eager"}
+        wanted |= set(MODES) if device.type == "cuda" and not packed else {"eager"}
     return [mode for mode in MODES if mode in wanted]
 
 

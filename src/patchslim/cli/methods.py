@@ -1,0 +1,50 @@
+"""`patchslim methods`: what there is to slim by, and the settings of each."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from patchslim.cli.common import AsJson, report
+from patchslim.methods import DEFAULT, describe, names
+
+
+def list_methods(
+    name: Annotated[str | None, typer.Argument(metavar="NAME", help="Show one of them, with its settings.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """List the methods: what each does, when to take it, its settings and their defaults."""
+    if name is not None:
+        found = describe(name)
+        report(found, as_json, one(found))
+        return
+    every = [describe(each) for each in names()]
+    report({"default": DEFAULT, "methods": every}, as_json, listed(every))
+
+
+def one(method: Mapping[str, Any]) -> str:
+    """One method for reading: what, when, settings."""
+    usual = ", the default" if method["name"] == DEFAULT else ""
+    package = "" if method["package"] is None else f", of the package {method['package']}"
+    lines = [f"{method['name']}{usual}{package}", "", *(f"  {line}".rstrip() for line in method["what"].splitlines())]
+    settings = [
+        f"  --set {key}={str(own['default']).lower():<8} {own['what']} ({own['type']})"
+        for key, own in method["settings"].items()
+    ]
+    return "\n".join([*lines, "", *(settings or ["  It has no settings."])])
+
+
+def listed(methods: Sequence[Mapping[str, Any]]) -> str:
+    """A line for each method."""
+    table = Table(box=None, pad_edge=False, show_header=False)
+    for method in methods:
+        first = " ".join(method["what"].split("\n\n")[0].split())
+        table.add_row(method["name"], first)
+    page = io.StringIO()
+    Console(file=page, width=100).print(table)
+    return page.getvalue().rstrip() + "\n\npatchslim methods NAME shows when to take it, and its settings."
