@@ -14,6 +14,7 @@ from patchslim.errors import (
     RunError,
     UnsupportedModel,
 )
+from patchslim.export import export, read_metadata
 from patchslim.hosts import HostInfo, inspect, open_hf
 from patchslim.macs import count_macs
 from patchslim.measure import compare
@@ -43,6 +44,7 @@ __all__ = [
     "apply",
     "compare",
     "count_macs",
+    "export",
     "finetune",
     "full_plan",
     "image_macs",
@@ -52,6 +54,7 @@ __all__ = [
     "methods",
     "open_hf",
     "open_images",
+    "read_metadata",
     "save",
     "slim",
     "sources",

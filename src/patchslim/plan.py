@@ -82,21 +82,28 @@ class SlimPlan(BaseModel):
 
     def _check_steps(self) -> None:
         """Every step can be done on what the ones before it leave."""
-        chose = 0  # the first block whose patches are not those of the order any more
+        chose = merged = lost = 0  # the first block after which patches are in another order, stand for several, or
+        # sit nobody knows where
         for block, (entering, step) in enumerate(zip(self.entering, self.steps, strict=True), start=1):
             try:
                 step.check(entering)
             except ValueError as error:
                 raise ValueError(f"block {block} {error}") from None
-            fewer = 0 < step.kept(entering) < entering
-            if step.ordered and fewer and self.order is None:
+            kept = step.kept(entering)
+            if step.ordered and 0 < kept < entering and self.order is None:
                 raise ValueError(f"block {block} takes patches in an order, and the plan has none")
-            if step.ordered and fewer and chose:
+            if step.ordered and kept and chose:
                 raise ValueError(f"block {block} takes patches in the plan's order, but block {chose} chose others")
-            if not self.rectangular and step.rectangular and fewer:
+            if not self.rectangular and not step.packs:
                 raise ValueError(f"block {block} keeps a fixed number where others keep what they need")
-            if not step.ordered and step.leaving(entering) < entering:
+            if merged and not step.takes_sizes:
+                raise ValueError(f"block {block} takes no token that stands for several patches; block {merged} merged")
+            if lost and step.tracks:
+                raise ValueError(f"block {block} asks where patches sit, and after block {lost} nobody knows")
+            if not step.ordered and (step.per_image or step.leaving(entering) < entering):
                 chose = chose or block
+            merged = merged or block * step.sizes
+            lost = lost or block * (not step.placed)
 
     @property
     def entering(self) -> list[int]:

@@ -7,38 +7,41 @@ from pathlib import Path
 from tempfile import mkdtemp
 from typing import Any
 
-import torch
-from torch import nn
+from torch import Tensor, nn
 
 import patchslim as ps
 from patchslim.export import Exported, open_format
-from small import PYRAMID, make_host, merge_plan, own_plan, per_image_plan, plan_of
+from patchslim.plan import SlimPlan, make_plan
+from patchslim.steps.evit import EViT
+from patchslim.steps.keep import Keep
+from small import PYRAMID, cover_plan, make_host, merging, plan_of, predicting
 
 DEPTH = 2
 KEPT = [PYRAMID[0], PYRAMID[1]]
-COUNTS = [11, 0]
+COUNTS = [11, 7]  # where only the prefix is read, the last block computes no patch
+
+
+def planned(model: nn.Module, way: str) -> tuple[SlimPlan, dict[str, Tensor]]:
+    """A plan of a way that can be exported, and what its steps own; `predict` is followed by G's kind."""
+    info = ps.inspect(model)
+    if way in ("drop", "carry"):
+        return plan_of(model, KEPT, "slice" if way == "drop" else "carry"), {}
+    if way == "tome":
+        return make_plan(info, ps.methods.ToMe().steps(info, [5, 3])), {}
+    if way == "evit":
+        return make_plan(info, [EViT(n=9), Keep()]), {}
+    if way.startswith("merge"):
+        return merging(model, COUNTS, drops=(2,) if "dropping" in way else ())
+    if way.startswith("predict"):
+        return predicting(model, "merging" in way, COUNTS, selector=way.split()[-1])
+    return (cover_plan(model, KEPT) if way == "cover" else ps.full_plan(model)), {}
 
 
 @cache
 def slim_way(way: str, kind: str = "class") -> Any:
-    """A slim model of each way of choosing that can be exported."""
+    """A slim model of each way that can be exported."""
     model = make_host(kind, depth=DEPTH)
-    counts = COUNTS if kind == "class" else [11, 7]
-    weights: dict[str, torch.Tensor] = {}
-    if way == "everything":
-        plan = ps.full_plan(model)
-    elif way in ("drop", "carry"):
-        plan = plan_of(model, KEPT, way)
-    elif way == "merge":
-        plan = own_plan(model, KEPT)
-    elif way == "fixed groups":
-        plan = merge_plan(model, KEPT)
-    elif way == "matched":
-        plan, weights = per_image_plan(model, "matched", "merge", counts)
-    else:
-        predictor = way.split()[1]
-        plan, weights = per_image_plan(model, "predicted", "drop", counts, kind=predictor)
-    return ps.apply(model, plan, weights)
+    return ps.apply(model, *planned(model, way))
 
 
 @cache

@@ -16,7 +16,7 @@ onnx: Any = pytest.importorskip("onnx")
 runtime: Any = pytest.importorskip("onnxruntime")
 pytest.importorskip("onnxscript")
 
-WAYS = ["drop", "merge", "fixed groups", "matched", "predicted mlp", "everything"]
+WAYS = ["drop", "cover", "merge", "predict mlp", "tome", "everything"]
 CHOOSES = {"TopK", "NonZero"}
 
 
@@ -41,8 +41,7 @@ def test_any_batch_gives_the_models_logits(way: str) -> None:
 
 
 def test_a_static_plan_is_a_plain_graph() -> None:
-    static = [("drop", "class"), ("merge", "class"), ("fixed groups", "class"), ("drop", "t2t"), ("drop", "lv")]
-    for way, kind in static:
+    for way, kind in (("drop", "class"), ("cover", "class"), ("drop", "t2t"), ("cover", "lv")):
         done = exported(way, "onnx", kind)[1]
         assert done.fp32.max_difference < 1e-4
         found = operators(done.files[0])
@@ -51,7 +50,7 @@ def test_a_static_plan_is_a_plain_graph() -> None:
         assert not [name for name in found if name.startswith(("Scatter", "Gather")) and name != "Gather"]
     found = operators(exported("everything", "onnx")[1].files[0])
     assert found["Gather"] == 0
-    assert operators(exported("matched", "onnx")[1].files[0])["TopK"] == 1
+    assert operators(exported("predict mlp", "onnx")[1].files[0])["TopK"] == 1
 
 
 def test_weights_are_constants() -> None:

@@ -32,8 +32,8 @@ def test_any_batch_gives_the_models_logits() -> None:
         torch.testing.assert_close(logits(done.files[0], images), slim(images).detach(), atol=1e-4, rtol=0)
 
 
-@pytest.mark.parametrize("way", ["merge", "matched", "predicted mlp", "everything"])
-def test_every_way_of_choosing(way: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("way", ["cover", "merge", "predict mlp", "tome", "everything"])
+def test_every_way_of_slimming(way: str, tmp_path: Path) -> None:
     pytest.importorskip("onnxruntime")
     slim, done = exported(way, "onnx")  # what its files are made from
     openvino_file.convert(done.files[0], tmp_path / "a.xml", "{}")

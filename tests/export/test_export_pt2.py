@@ -1,4 +1,4 @@
-"""torch.export files: every way of choosing, every kind of host, any batch."""
+"""torch.export files: every way of slimming, every kind of host, any batch."""
 
 from pathlib import Path
 
@@ -7,7 +7,7 @@ import torch
 
 import patchslim as ps
 from export.exported import exported, slim_way
-from small import make_images
+from small import make_host, make_images
 
 
 @pytest.mark.parametrize(
@@ -15,9 +15,10 @@ from small import make_images
     [
         ("drop", "distilled"),
         ("carry", "mean with prefix"),
-        ("predicted pool", "class"),
-        ("predicted context", "attention pool"),
-        ("matched", "lv"),
+        ("predict pool", "class"),
+        ("predict merging context", "attention pool"),
+        ("merge dropping", "lv"),
+        ("evit", "registers"),
     ],
 )
 def test_any_batch_gives_the_models_logits(way: str, kind: str) -> None:
@@ -33,6 +34,15 @@ def test_a_host_exports_too() -> None:
     host, done = exported("drop", "torch-export", "registers", host=True)
     images = make_images(3)
     torch.testing.assert_close(torch.export.load(done.files[0]).module()(images), host(images), atol=1e-5, rtol=0)
+    assert ps.read_metadata(done.files[0])["plan"] is None
+
+
+def test_a_model_without_a_plan_exports_too(tmp_path: Path) -> None:
+    """VTP prunes channels, so nothing of it is said in steps."""
+    images = make_images(6)
+    narrow = ps.slim(make_host(depth=2), images, ps.methods.VTP(epochs=1), macs=0.8)
+    done = ps.export(narrow, tmp_path / "a.pt2", "torch-export")
+    torch.testing.assert_close(torch.export.load(done.files[0]).module()(images), narrow(images), atol=1e-5, rtol=0)
     assert ps.read_metadata(done.files[0])["plan"] is None
 
 

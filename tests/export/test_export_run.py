@@ -60,7 +60,7 @@ def test_a_file_that_does_not_run_is_told(tmp_path: Path, monkeypatch: pytest.Mo
 
 def test_ties_are_told_from_errors(monkeypatch: pytest.MonkeyPatch) -> None:
     """A runtime that answers for an image with a little noise is excused; one that is off by as much is not."""
-    slim, images = slim_way("matched"), make_images(4)
+    slim, images = slim_way("merge"), make_images(4)
     monkeypatch.setattr(parity, "JITTER", 3.0)  # every image's patches hang on noise like this
     generator = torch.Generator().manual_seed(0)
     noise = parity.JITTER * torch.randn(parity.COPIES, 3, 32, 32, generator=generator)

@@ -13,6 +13,7 @@ from hf_small import FEW, MADE, make_hf
 from patchslim.hosts import answer_of, open_host
 from patchslim.kernels.attention import plain
 from patchslim.recover.groups import by_layer
+from patchslim.slim import own_keys
 from small import WAYS, make_images, plan_for, relative
 
 pytestmark = pytest.mark.filterwarnings("ignore:There is no packed attention")
@@ -43,14 +44,14 @@ def test_everything_kept_gives_the_hosts_outputs(kind: str, attention: str) -> N
 @pytest.mark.parametrize("kind", FEW)
 @torch.no_grad()
 def test_every_way_equals_the_masked_reference(kind: str, way: str) -> None:
-    model, images = make_hf(kind, "eager" if way in ("carry", "matched") else "sdpa"), make_images(2)
+    model, images = make_hf(kind, "eager" if way in ("carry", "merge") else "sdpa"), make_images(2)
     plan, weights = plan_for(model, way)
     slim: Any = ps.apply(model, plan, weights)
     output = slim(pixel_values=images)
     assert relative(answer_of(output), ps.masked_logits(model, plan, images, weights)) <= 1e-5
     assert relative(answer_of(output), answer_of(model(images))) > 1e-4
     if "last_hidden_state" in output and way != "carry":
-        left = plan.counts[-1] + slim.host_info.prefix_tokens
+        left = plan.counts[-1] + ps.inspect(model).prefix_tokens
         assert output.last_hidden_state.shape[1] == left
 
 
@@ -58,12 +59,12 @@ def test_every_way_equals_the_masked_reference(kind: str, way: str) -> None:
 @torch.no_grad()
 def test_macs_equal_the_counter(kind: str) -> None:
     model, image = make_hf(kind, "eager"), make_images(1)
-    for way in ("", "drop", *(("matched", "threshold") if kind in FEW else ())):
+    for way in ("", "drop", *(("merge", "threshold") if kind in FEW else ())):
         plan, weights = plan_for(model, way) if way else (ps.full_plan(model), {})
         slim = ps.apply(model, plan, weights)
         with FlopCounterMode(display=False) as counter:
             slim(image)
-        assert counter.get_total_flops() == 2 * int(slim.image_macs(image)), way
+        assert counter.get_total_flops() == 2 * int(ps.image_macs(slim, image)), way
 
 
 @pytest.mark.parametrize("kind", FEW)
@@ -113,15 +114,15 @@ def test_a_weight_of_nothing_is_as_if_the_patch_were_not_there() -> None:
 @torch.no_grad()
 def test_a_run_folder_brings_the_model_back(kind: str, tmp_path: Path) -> None:
     model, images = make_hf(kind, "eager"), make_images()
-    slim: Any = ps.apply(model, *plan_for(model, "predicted"))
+    slim: Any = ps.apply(model, *plan_for(model, "predict"))
     ps.save(slim, tmp_path / "run")
     again: Any = ps.load(tmp_path / "run")
     assert type(again) is type(slim)
-    assert again.host_info == slim.host_info
+    assert ps.inspect(again) == ps.inspect(slim)
     found, wanted = again(pixel_values=images), slim(pixel_values=images)
     assert all(torch.equal(found[name], value) for name, value in wanted.items())
     assert again.config.id2label == model.config.id2label
-    assert {name for name in slim.state_dict() if ".predictor." not in name} == set(model.state_dict())
+    assert set(slim.state_dict()) - own_keys(slim) == set(model.state_dict())
 
 
 @torch.no_grad()
@@ -138,7 +139,7 @@ def test_the_forward_signature_stays() -> None:
             slim(images, **asked)
 
 
-@pytest.mark.parametrize(("kind", "way"), [("ViTForImageClassification", "matched"), ("SiglipVisionModel", "drop")])
+@pytest.mark.parametrize(("kind", "way"), [("ViTForImageClassification", "merge"), ("SiglipVisionModel", "drop")])
 @torch.no_grad()
 def test_a_slim_model_is_traced_whole(kind: str, way: str) -> None:
     model, images = make_hf(kind), make_images(2)

@@ -12,7 +12,7 @@ from timm.layers import set_fused_attn
 from torch.utils.flop_counter import FlopCounterMode
 
 import patchslim as ps
-from patchslim.hosts import open_host, with_matmul_embed
+from patchslim.hosts import open_host, spec_of, with_matmul_embed
 from patchslim.hosts.stem_vit import expected_max
 from patchslim.models import LVViT
 from small import STEMS, WAYS, make_host, make_images, plan_for, relative
@@ -52,12 +52,11 @@ def test_macs_equal_the_counter_in_every_way(kind: str) -> None:
         model, image = make_host(kind), make_images(1)
     finally:
         set_fused_attn(True)
-    plans = [(ps.full_plan(model), {}), *(plan_for(model, way) for way in WAYS)]
-    for plan, weights in plans:
-        slim = ps.apply(model, plan, weights)
+    for way in ("", *WAYS):
+        slim = ps.apply(model, *(plan_for(model, way) if way else (ps.full_plan(model), {})))
         with FlopCounterMode(display=False) as counter:
             slim(image)
-        assert counter.get_total_flops() == 2 * int(slim.image_macs(image)), plan.select
+        assert counter.get_total_flops() == 2 * int(ps.image_macs(slim, image)), way
 
 
 @pytest.mark.parametrize("kind", ALL)
@@ -70,14 +69,15 @@ def test_a_run_folder_brings_the_model_back(kind: str, tmp_path: Path) -> None:
     again, images = ps.load(tmp_path / "run"), make_images()
     assert type(again) is type(slim)
     assert torch.equal(again(images), slim(images))
-    assert again.host_info == slim.host_info
+    assert ps.inspect(again) == ps.inspect(slim)
 
 
 def test_another_residual_scale_or_class_is_told() -> None:
     model: Any = make_host("lv")
     model.blocks[2].ls1.skip_lam = 3.0
     slim = ps.apply(model, ps.full_plan(model))
-    assert slim.host_spec is None  # slims as it is, but its settings don't describe it
+    with pytest.raises(ps.UnsupportedModel, match="settings don't describe"):
+        spec_of(slim)  # slims as it is, but its settings don't describe it
     assert relative(slim(make_images()), model(make_images())) <= 1e-5
 
     class Other(LVViT):
@@ -117,7 +117,7 @@ def test_what_a_patchs_absence_changes_is_the_derivative() -> None:
 def test_search_and_recovery(kind: str) -> None:
     """From images to a recovered slim model: normalisation statistics and fixed tables stay as they are."""
     model, images = make_host(kind), make_images(12)
-    slim = ps.slim(model, images, ps.SearchConfig(target_macs=0.85, removed="drop"))
+    slim = ps.slim(model, images, "drop", macs=0.85)
     config = ps.RecoverConfig(epochs=2, batch_size=4, supervised_epochs=0, learning_rate=1e-3)
     found = ps.finetune(slim, model, images, config)
     before, after = slim.state_dict(), found.state_dict()

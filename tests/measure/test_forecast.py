@@ -21,7 +21,7 @@ ROW = {"batch_size": 32, "dtype": "float32", "autocast": False}
 
 def of(told: Any) -> Forecast | None:
     plan = plan_of(make_host(), PYRAMID)
-    return forecast(plan.model_copy(update={"provenance": {} if told is None else {"speed": told}}))
+    return forecast(plan.with_(provenance={} if told is None else {"speed": told}))
 
 
 def test_a_prediction_is_read() -> None:

@@ -7,6 +7,7 @@ from PIL import Image
 
 from patchslim.report import draw_kept
 from patchslim.report.kept import shade_removed
+from patchslim.slim import plan_of
 from small import slim_of
 
 
@@ -23,8 +24,10 @@ def test_kept_patches_stay_and_others_fade() -> None:
 
 def test_draws_a_png(tmp_path: Path) -> None:
     _, slim = slim_of()
+    plan = plan_of(slim)
+    assert plan is not None
     pictures = [torch.randint(0, 256, (3, 32, 32), dtype=torch.uint8) for _ in range(2)]
-    draw_kept(slim.plan, pictures, tmp_path / "kept.png", "title")
+    draw_kept(plan, pictures, tmp_path / "kept.png", "title")
     with Image.open(tmp_path / "kept.png") as image:
         assert image.format == "PNG"
         assert image.width > image.height

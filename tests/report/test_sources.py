@@ -13,7 +13,7 @@ import patchslim as ps
 from patchslim.report import draw_sources, panels, sources
 from patchslim.report.kept import shade_removed
 from patchslim.report.sources import borders, owners, paint
-from small import make_host, make_images, per_image_plan
+from small import make_host, make_images, merging
 
 GRID = (2, 3)
 
@@ -111,9 +111,9 @@ def test_only_a_last_block_without_tokens_is_left_out(monkeypatch: pytest.Monkey
 
 def test_draws_a_png_of_a_model(tmp_path: Path) -> None:
     model = make_host()
-    slim = ps.apply(model, *per_image_plan(model, "matched", "merge", drops=[2]))
+    slim = ps.apply(model, *merging(model, drops=(2,)))
     pictures = [random_picture(32, 32) for _ in range(2)]
-    draw_sources(pictures, slim.sources(make_images(2)), slim.host_info.grid, tmp_path / "merged.png", "title")
+    draw_sources(pictures, ps.sources(slim, make_images(2)), ps.inspect(slim).grid, tmp_path / "merged.png", "title")
     with Image.open(tmp_path / "merged.png") as image:
         assert image.format == "PNG"
         assert image.width > 1.3 * image.height

@@ -28,7 +28,7 @@ from patchslim.errors import (
 )
 from patchslim.hosts import open_hf
 from patchslim.hosts.checkpoint import put_checkpoint_, read_checkpoint
-from patchslim.hosts.hf_open import is_hf_name
+from patchslim.hosts.hf_open import ON_HUB, is_hf_name
 from patchslim.runs import CONFIG, holds_run
 
 console = Console(stderr=True)  # everything but results
@@ -116,6 +116,11 @@ def _classes_of(weights: Mapping[str, Tensor]) -> dict[str, int]:
     """A fine-tuned model's own number of classes, read off its head, so that the user need not say it."""
     head = weights.get("head.weight")
     return {} if head is None or head.ndim != 2 else {"num_classes": head.shape[0]}
+
+
+def default_folder(kind: str, model: str) -> Path:
+    """runs/MODEL or comparisons/MODEL; of a folder or a name on the hub, the last word of it."""
+    return Path(kind) / (Path(model.removeprefix(ON_HUB)).resolve().name if is_hf_name(model) else model)
 
 
 def is_run(name: str) -> bool:

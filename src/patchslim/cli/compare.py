@@ -26,6 +26,7 @@ from patchslim.cli.common import (
     ReadoutOption,
     Seed,
     console,
+    default_folder,
     note_random,
     open_device,
     open_model,
@@ -99,7 +100,7 @@ def compare_methods(
         eval_batch_size=max(batch_size, 64),
         seed=seed,
     )
-    folder = out or Path("comparisons") / model
+    folder = out or default_folder("comparisons", model)
     check_place(folder, resume)
     place = open_device(device)
     modes_for((mode,), place, packed=False)  # refuses a mode that is none, before any work

@@ -9,7 +9,7 @@ from typing import Any
 
 import typer
 
-from patchslim.cli import bench, compare, demo, evaluate, export, finetune, inspect, methods, slim
+from patchslim.cli import bench, compare, demo, evaluate, export, finetune, inspect, methods, report, slim, view
 from patchslim.cli.old import instead_of
 from patchslim.errors import PatchslimError, PatchslimWarning
 from patchslim.version import __version__
@@ -32,6 +32,8 @@ app.command("eval")(evaluate.evaluate_model)
 app.command("bench")(bench.bench)
 app.command("export")(export.export_run)
 app.command("compare")(compare.compare_methods)
+app.command("report")(report.report_runs)
+app.command("view")(view.view)
 
 
 def show_version(asked: bool) -> None:

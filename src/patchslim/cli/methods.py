@@ -13,6 +13,8 @@ from rich.table import Table
 from patchslim.cli.common import AsJson, report
 from patchslim.methods import DEFAULT, describe, names
 
+WIDTH = 120
+
 
 def list_methods(
     name: Annotated[str | None, typer.Argument(metavar="NAME", help="Show one of them, with its settings.")] = None,
@@ -40,11 +42,13 @@ def one(method: Mapping[str, Any]) -> str:
 
 
 def listed(methods: Sequence[Mapping[str, Any]]) -> str:
-    """A line for each method."""
+    """A line or two for each method, group by group."""
     table = Table(box=None, pad_edge=False, show_header=False)
-    for method in methods:
-        first = " ".join(method["what"].split("\n\n")[0].split())
-        table.add_row(method["name"], first)
+    for group in dict.fromkeys(method["group"] for method in methods):
+        table.add_row(f"{group}:")
+        for method in (own for own in methods if own["group"] == group):
+            table.add_row(f"  {method['name']}", " ".join(method["what"].split("\n\n")[0].split()))
     page = io.StringIO()
-    Console(file=page, width=100).print(table)
-    return page.getvalue().rstrip() + "\n\npatchslim methods NAME shows when to take it, and its settings."
+    Console(file=page, width=WIDTH).print(table)
+    lines = [line.rstrip() for line in page.getvalue().splitlines()]
+    return "\n".join([*lines, "", "patchslim methods NAME shows when to take it, and its settings."])

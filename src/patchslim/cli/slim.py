@@ -22,6 +22,7 @@ from patchslim.cli.common import (
     ReadoutOption,
     Seed,
     console,
+    default_folder,
     note_random,
     note_skipped,
     open_device,
@@ -35,7 +36,6 @@ from patchslim.cli.old import check_names
 from patchslim.cli.progress import show_search
 from patchslim.data import open_images
 from patchslim.hosts import HostInfo, inspect
-from patchslim.hosts.hf_open import ON_HUB, is_hf_name
 from patchslim.hosts.weights import weights_fingerprint
 from patchslim.methods import DEFAULT, Task, make
 from patchslim.plan import SPEED
@@ -87,7 +87,7 @@ def slim(
     targets = [Target(tolerance, ratio, target_speedup, batch_size, dtype) for ratio in wanted]
     check_names([method])
     chosen = make(method, dict(map(split_setting, settings or [])))
-    folder = out or default_folder(model)
+    folder = out or default_folder("runs", model)
     check_runs_folder(folder, resume, sweep=len(ratios) > 1)
     place = open_device(device)
     torch.manual_seed(seed)  # random weights, where nothing better is given, are the same on --resume
@@ -130,11 +130,6 @@ def usual_images(method: Any, place: torch.device) -> int:
     """Where images choose their own patches, counts found with more of them hold better for others. A GPU has time
     for them."""
     return MANY_IMAGES if getattr(method, "many_images", False) and place.type == "cuda" else FEW_IMAGES
-
-
-def default_folder(model: str) -> Path:
-    """runs/MODEL; of a folder or a name on the hub, the last word of it."""
-    return Path("runs") / (Path(model.removeprefix(ON_HUB)).resolve().name if is_hf_name(model) else model)
 
 
 def check_ratios(info: HostInfo, method: Any, ratios: Sequence[float]) -> None:

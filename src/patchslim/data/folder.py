@@ -22,10 +22,10 @@ def list_folder(folder: Path) -> Listing:
         raise DataError(f"There is no image in the folder {folder}; give a folder that holds image files.")
     found.sort()
     if any(len(relative) == 1 for relative in found):
-        return Listing(tuple(_item(folder, relative, -1) for relative in found))
+        return Listing(tuple(item_of(folder, relative, -1) for relative in found))
     names = sorted(entry.name for entry in _entries(folder) if entry.is_dir())
     labels = class_labels(names, {relative[0] for relative in found})
-    return Listing(tuple(_item(folder, relative, labels[relative[0]]) for relative in found), len(names))
+    return Listing(tuple(item_of(folder, relative, labels[relative[0]]) for relative in found), len(names))
 
 
 def class_labels(names: list[str], filled: set[str]) -> dict[str, int]:
@@ -52,7 +52,8 @@ def _imagenet_labels(names: set[str]) -> dict[str, int] | None:
     return {name: index[name] for name in names} if names <= index.keys() else None
 
 
-def _item(folder: Path, relative: tuple[str, ...], label: int) -> Item:
+def item_of(folder: Path, relative: tuple[str, ...], label: int) -> Item:
+    """One file below a folder."""
     path = os.path.join(folder, *relative)
     try:
         size = os.stat(path).st_size

@@ -3,8 +3,8 @@
 from pathlib import Path
 
 from patchslim.data.digits import Split, list_digits
-from patchslim.data.folder import list_folder
-from patchslim.data.items import Listing
+from patchslim.data.folder import item_of, list_folder
+from patchslim.data.items import Listing, is_image_name
 from patchslim.data.shards import is_shard_pattern, list_shards
 from patchslim.errors import DataError
 
@@ -44,6 +44,8 @@ def _list_path(text: str) -> Listing:
         return list_folder(path)
     if is_shard_pattern(text):
         return list_shards(text)
+    if path.exists() and is_image_name(path.name):
+        return Listing((item_of(path.parent, (path.name,), -1),))
     if path.exists():
-        raise DataError(f"{text} is neither a folder nor a .tar file; give the folder that holds the images.")
+        raise DataError(f"{text} is neither a folder, a .tar file nor an image; give one of these.")
     raise DataError(f"{text} doesn't exist; give a folder of images, .tar shards or digits.")

@@ -42,7 +42,7 @@ class IntoFirst(NamedTuple):
     @property
     def keep(self) -> Tensor:
         """(B, n)."""
-        return torch.arange(self.n, device=self.into.device).expand(len(self.into), -1)
+        return torch.arange(self.n, device=self.into.device).expand(self.into.shape[0], -1)
 
     @property
     def to(self) -> Tensor:
@@ -61,7 +61,7 @@ class EvenIntoOdd(NamedTuple):
         """(B, n): the odd patch of every place, the even one where it is alone."""
         patch = torch.arange(self.place.shape[1], device=self.place.device)
         odd_last = (patch + patch % 2 * len(patch)).expand_as(self.place)
-        last = odd_last.new_zeros(len(self.place), self.n).scatter_reduce(1, self.to, odd_last, "amax")
+        last = odd_last.new_zeros(self.place.shape[0], self.n).scatter_reduce(1, self.to, odd_last, "amax")
         return torch.where(last < len(patch), last, last - len(patch))
 
     @property
@@ -80,7 +80,7 @@ class LightIntoHeavy(NamedTuple):
     def keep(self) -> Tensor:
         """(B, n): the first of those that meet."""
         patch = torch.arange(self.place.shape[1], device=self.place.device).expand_as(self.place)
-        return patch.new_full((len(patch), self.n), patch.shape[1]).scatter_reduce(1, self.to, patch, "amin")
+        return patch.new_full((patch.shape[0], self.n), patch.shape[1]).scatter_reduce(1, self.to, patch, "amin")
 
     @property
     def to(self) -> Tensor:

@@ -23,12 +23,13 @@ from patchslim.hosts.weights import weights_fingerprint
 from patchslim.macs import count_macs, host_macs
 from patchslim.measure.hits import to_hex
 from patchslim.measure.intervals import with_intervals
-from patchslim.measure.ranks import ranks_of
-from patchslim.measure.row_speed import SpeedConfig, batch_for, timed_beside
-from patchslim.measure.store import RESULT, Row, Store
+from patchslim.measure.ranks import Ranks, ranks_of
+from patchslim.measure.row_speed import SpeedConfig, images_for, noise_for, timed_beside
+from patchslim.measure.store import RESULT, Row, Store, file_name
 from patchslim.methods import Fitted, Task, fit, make, model_of
 from patchslim.recover import RecoverConfig, recover
 from patchslim.search import Target
+from patchslim.slim import rectangular
 from patchslim.timing import device_name
 from patchslim.timing.memory import out_of_memory
 
@@ -127,7 +128,7 @@ class _Comparison:
         with self.store.opened(resume):
             base = self._base_row()
             for name, ratio in wanted:
-                cell = f"{name}@{ratio:g}"
+                cell = file_name(f"{name}@{ratio:g}")
                 row = self.store.get(cell)
                 about = {"cell": cell, "fresh": row is None, "total": len(wanted)}
                 if row is None:
@@ -145,7 +146,8 @@ class _Comparison:
     def _base_row(self) -> Row:
         found = self.store.get(BASE)
         if found is None:
-            found = {"method": BASE, "macs": host_macs(self.info), "macs_ratio": 1.0, "untuned": self._score(self.base)}
+            found = {"method": BASE, "macs": host_macs(self.info), "macs_ratio": 1.0}
+            found |= {"untuned": scored(self._ranks(self.base))}
             found |= self._speed(self.base) | {"speedup": 1.0}
             self.store.put(BASE, found)
         return found
@@ -154,7 +156,7 @@ class _Comparison:
         """One cell, whatever was measured before it."""
         row: Row = {"method": name, "target_macs": ratio, "reason": None}
         start, task = time.monotonic(), self.task.at(Target(macs=ratio))
-        task.cache = self.task.once(("cache", name), lambda: Cache(self.store.working(f"searches/{name}")))
+        task.cache = self.task.once(("cache", name), lambda: Cache(self.store.working(f"searches/{file_name(name)}")))
         with seeded(self.config.seed, device=self.device):
             try:
                 found = fit(method, task)
@@ -169,29 +171,37 @@ class _Comparison:
 
     def _measured(self, fitted: Fitted, cell: str) -> Row:
         model = model_of(fitted, self.network)
-        macs = count_macs(model)
+        ranks = self._ranks(model)
+        macs = count_macs(model) if ranks.macs is None else round(float(ranks.macs.double().mean()))
         found: Row = {"macs": macs, "macs_ratio": macs / host_macs(self.info)}
         found |= {"parameters": sum(weight.numel() for weight in model.parameters())}
-        found |= {"untuned": self._score(model)} | self._speed(model)
+        found |= {"untuned": scored(ranks)} | self._speed(model)
         if self.config.recover is None:
             return found
         working = self.store.working(cell)
         result = recover(model, self.network, self.train, self.config.recover, checkpoint=working, listen=self.listen)
         report = {key: result.report[key] for key in ("seconds", "stopped", "before", "after")}
-        return found | {"recovered": self._score(result.model) | {"recovery": report}}
+        return found | {"recovered": scored(self._ranks(result.model)) | {"recovery": report}}
 
-    def _score(self, model: nn.Module) -> dict[str, Any]:
+    def _ranks(self, model: nn.Module) -> Ranks:
         (found,) = ranks_of([model], [self.val], self.config.eval_batch_size)
-        return {
-            "top1": float(found.hits.double().mean() * 100),
-            "top5": float((found.ranks < 5).double().mean() * 100),
-            "images": len(found.ranks),
-            "right": to_hex(found.hits),
-        }
+        return found
 
     def _speed(self, model: nn.Module) -> dict[str, Any]:
-        batch = batch_for(self.info, self.device, self.config.speed)
-        return timed_beside(model, self.base, batch, self.config.speed)
+        speed = self.config.speed
+        alike = rectangular(model)
+        batch = noise_for(self.info, self.device, speed) if alike else images_for(self.val, self.device, speed)
+        return timed_beside(model, self.base, batch, speed)
+
+
+def scored(found: Ranks) -> dict[str, Any]:
+    """Accuracy in percent, and which images are right."""
+    return {
+        "top1": float(found.hits.double().mean() * 100),
+        "top5": float((found.ranks < 5).double().mean() * 100),
+        "images": len(found.ranks),
+        "right": to_hex(found.hits),
+    }
 
 
 def detail_of(found: Fitted) -> dict[str, Any]:

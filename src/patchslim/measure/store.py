@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 from patchslim.errors import RunError
 from patchslim.files import read_json, write_json
@@ -19,6 +20,11 @@ Row = dict[str, Any]
 def check_place(folder: Path, resume: bool) -> None:
     """Raise RunError unless a comparison may be written, or gone on with, in this folder."""
     check_folder(folder, resume, lambda found: (found / STARTED).exists(), "comparison")
+
+
+def file_name(label: str) -> str:
+    """A row's label as the name of a file: the same, less what file systems take for something else."""
+    return quote(label, safe="@=,")
 
 
 class Store:

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from patchslim.methods.task import Task
 
 DEFAULT = "merge"
+GROUPS = ("ours", "the paper", "baselines", "other papers", "other packages")  # in the order of lists
 GROUP = "patchslim.methods"  # entry points of other packages
 
 
@@ -48,7 +49,9 @@ class Method:
     """The base of all methods here. One from outside only needs `fit`."""
 
     name: ClassVar[str] = ""
+    group: ClassVar[str] = "other papers"
     many_images: ClassVar[bool] = False  # whether more images than usual pay on a GPU
+    plans: ClassVar[bool] = True  # else it gives a model without a plan, which no run folder can hold
 
     def draft(self, info: HostInfo) -> Draft | None:
         """Plans for any patches per block, where the method has such; without having seen an image."""
@@ -75,7 +78,7 @@ def register(name: str) -> Callable[[Made], Made]:
     """Make a method known by a name."""
 
     def made(cls: Made) -> Made:
-        cls.name = name
+        cls.name, cls.group = name, getattr(cls, "group", GROUPS[-1])
         METHODS[name] = cls
         return cls
 
@@ -101,6 +104,7 @@ def _load_outside() -> None:
         if not callable(getattr(cls, "fit", None)):
             raise MethodError(f"The method {point.name} of the package {package} has no fit; mend or uninstall it.")
         register(point.name)(cls)
+        cls.group = GROUPS[-1]
 
 
 def package_of(name: str) -> str | None:
@@ -109,9 +113,9 @@ def package_of(name: str) -> str | None:
 
 
 def names() -> list[str]:
-    """Every method, the default first."""
+    """Every method: the default first, then group by group."""
     _load_outside()
-    return sorted(METHODS, key=lambda name: (name != DEFAULT, list(METHODS).index(name)))
+    return sorted(METHODS, key=lambda name: (name != DEFAULT, GROUPS.index(METHODS[name].group), name))
 
 
 def method_class(name: str) -> type[Any]:
@@ -181,4 +185,5 @@ def describe(name: str) -> dict[str, Any]:
         key: {"type": type_words(own.hint), "default": own.default, "what": own.what}
         for key, own in settings_of(name).items()
     }
-    return {"name": name, "what": inspect.getdoc(cls) or "", "settings": settings, "package": package_of(name)}
+    what = inspect.getdoc(cls) or ""
+    return {"name": name, "group": cls.group, "what": what, "settings": settings, "package": package_of(name)}

@@ -25,6 +25,7 @@ class Attention(PS):
     """
 
     tune_epochs: int = 0
+    group: ClassVar[str] = "baselines"
     score: ClassVar[Score] = "attention"
 
 
@@ -38,6 +39,7 @@ class Random(PS):
     """
 
     tune_epochs: int = 0
+    group: ClassVar[str] = "baselines"
     score: ClassVar[Score] = "random"
 
 
@@ -51,6 +53,7 @@ class Radial(PS):
     """
 
     tune_epochs: int = 0
+    group: ClassVar[str] = "baselines"
     score: ClassVar[Score] = "radial"
 
 
@@ -64,6 +67,7 @@ class Spread(PS):
     """
 
     tune_epochs: int = 0
+    group: ClassVar[str] = "baselines"
     score: ClassVar[Score] = "spread"
 
 
@@ -77,6 +81,7 @@ class Uniform(PS):
     """
 
     tune_epochs: int = 0
+    group: ClassVar[str] = "baselines"
 
     def fit(self, task: Task) -> Fitted:
         """The most patches per block that fit."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 from patchslim.evidence.coverage_sets import CoverageSets
 from patchslim.hosts import HostInfo
@@ -27,6 +27,8 @@ class Cover(Method):
     """
 
     blocks: Annotated[int | None, "merge in at most so many blocks; none: any"] = None
+
+    group: ClassVar[str] = "ours"
 
     def __post_init__(self) -> None:
         check_blocks(self.blocks)

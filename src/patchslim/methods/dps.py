@@ -22,5 +22,6 @@ class DPS(Predict):
 
     removed: Literal["merge", "drop"] = "drop"
 
+    group: ClassVar[str] = "the paper"
     score: ClassVar[Score] = "impact"
     paper: ClassVar[bool] = True

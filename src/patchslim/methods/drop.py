@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from patchslim.hosts import HostInfo
 from patchslim.methods.base import Fitted, Method, register
@@ -21,6 +22,8 @@ class Drop(Method):
     Blocks only slice: the plainest graph and the most speed, at every batch size, but more accuracy is lost.
     Take it for edge devices and small batches, and fine-tune afterwards.
     """
+
+    group: ClassVar[str] = "ours"
 
     def draft(self, info: HostInfo) -> Draft:
         """Slices."""

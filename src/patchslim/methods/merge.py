@@ -30,6 +30,7 @@ class Merge(Method):
 
     blocks: Annotated[int | None, "merge in at most so many blocks, where these can remove enough; none: any"] = 3
 
+    group: ClassVar[str] = "ours"
     many_images: ClassVar[bool] = True
 
     def __post_init__(self) -> None:

@@ -44,6 +44,7 @@ class Predict(Method):
     epochs: Annotated[int, "over the images, in which G learns"] = 60
 
     many_images: ClassVar[bool] = True
+    group: ClassVar[str] = "ours"
     score: ClassVar[Score] = "taylor"  # what G learns to say
     paper: ClassVar[bool] = False  # whether G is the paper's
 

@@ -36,6 +36,7 @@ class PS(Method):
     learning_rate: Annotated[float, "of block tuning"] = 5e-5
     carry: Annotated[bool, "removed patches stay as keys and values"] = False
 
+    group: ClassVar[str] = "the paper"
     score: ClassVar[Score] = "impact"
 
     def __post_init__(self) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any, ClassVar, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -34,6 +34,8 @@ class VTP(Method):
     """
 
     epochs: Annotated[int, "over the images, in which the gates learn"] = 20
+
+    plans: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         check_epochs(self.epochs)

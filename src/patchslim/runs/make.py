@@ -25,6 +25,10 @@ from patchslim.runs.store import CONFIG, HOST_WEIGHTS, METRICS, PLAN, SEARCH, ho
 from patchslim.slim import apply, own_keys
 
 SWEEP = "sweep.json"  # the runs of a finished sweep, and their metrics
+WITHOUT_A_PLAN = (
+    "This method makes a model that no plan describes, so there is no run to write; "
+    "measure it with `patchslim compare`, or use ps.slim in Python."
+)
 Metrics = dict[str, Any]
 
 
@@ -42,6 +46,12 @@ def check_runs_folder(folder: Path, resume: bool, sweep: bool) -> None:
     check_folder(folder, resume, holds_run)
 
 
+def check_plans(method: Any) -> None:
+    """Raise RunError, before any work, for a method whose models no plan describes."""
+    if not getattr(method, "plans", True):
+        raise RunError(WITHOUT_A_PLAN)
+
+
 def make_runs(
     task: Task, method: Any, folder: Path, started: Mapping[str, Any], ratios: Sequence[float] = ()
 ) -> dict[Path, Metrics]:
@@ -50,6 +60,7 @@ def make_runs(
     `started` says what the run is made from; an interrupted one goes on only if it is the same. Finished runs are left
     alone.
     """
+    check_plans(method)
     sweep = len(ratios) > 1
     if not sweep and (folder / PLAN).exists():
         return {folder: finished(folder, started)}
@@ -84,10 +95,7 @@ def write_found(
 ) -> Metrics:
     """Write a run of what a method found; returns its metrics, `known` among them."""
     if found.plan is None:
-        raise RunError(
-            "This method makes a model that no plan describes, so there is no run to write; "
-            "measure it with `patchslim compare`, or use ps.slim in Python."
-        )
+        raise RunError(WITHOUT_A_PLAN)
     slim = apply(network, found.plan, found.weights)
     metrics = measure_plan(network, found.plan) | {"peak_memory_gib": round(peak_memory_gib(), 2)} | dict(known)
     if set(found.weights) - own_keys(slim):  # tuned: a later recovery needs the original network as its teacher

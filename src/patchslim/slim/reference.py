@@ -43,9 +43,10 @@ def masked_logits(
 def _logits(host: Host, plan: SlimPlan, own: list[Any], x: Tensor) -> Tensor:
     """x (B, p + N, d) of images that all go the same way → (B, classes)."""
     prefix, patches = host.info.prefix_tokens, host.info.patches
-    alive, size = list(range(patches)), [1.0] * patches
+    order = list(range(patches)) if plan.order is None else plan.order
+    alive, size = order, [1.0] * patches
     for layer, step in enumerate(plan.steps, start=1):
-        choice = step.reference(Seen(host, layer, x, alive, size, own[layer - 1], plan.kept[layer - 1]))
+        choice = step.reference(Seen(host, layer, x, alive, size, own[layer - 1], order[: plan.counts[layer - 1]]))
         rows, new_size = x.clone(), list(size)
         for patch in choice.kept:
             group = [patch, *(gone for gone, target in choice.into.items() if target == patch)]

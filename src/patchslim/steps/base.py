@@ -29,8 +29,9 @@ class Step(BaseModel):
     ordered: ClassVar[bool] = False  # takes patches in the plan's order
     per_image: ClassVar[bool] = False  # tokens stand for other patches in one image than in another
     rectangular: ClassVar[bool] = True  # all images keep equally many patches
-    sizes: ClassVar[bool] = False  # afterwards a token may stand for several patches
+    takes_sizes: ClassVar[bool] = True  # can take tokens that stand for several patches
     exact: ClassVar[bool] = True  # what a token stands for is known patch by patch
+    placed: ClassVar[bool] = True  # afterwards it is known where each patch token sits
 
     kind: str
 
@@ -46,9 +47,19 @@ class Step(BaseModel):
         """Raise ValueError, in words that follow `block 3`, when the step can't be done."""
 
     @property
+    def sizes(self) -> bool:
+        """Whether a token may stand for several patches afterwards."""
+        return False
+
+    @property
     def tracks(self) -> bool:
         """Whether the step has to know where each patch sits."""
         return False
+
+    @property
+    def packs(self) -> bool:
+        """Whether the step can be done where images have different numbers of patches."""
+        return not self.rectangular
 
     def work(self, info: HostInfo, layer: int, entering: int) -> Work:
         """What block `layer` (from 1) computes."""

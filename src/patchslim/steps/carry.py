@@ -20,6 +20,7 @@ class Carry(Counted):
     """Patches that are not computed stay as keys and values of every later block."""
 
     ordered: ClassVar[bool] = True
+    takes_sizes: ClassVar[bool] = False
     kind: Literal["carry"] = "carry"
 
     def leaving(self, entering: int) -> int:

@@ -24,7 +24,6 @@ class Cover(Counted):
 
     ordered: ClassVar[bool] = True
     per_image: ClassVar[bool] = True
-    sizes: ClassVar[bool] = True
     kind: Literal["cover"] = "cover"
 
     def check(self, entering: int) -> None:
@@ -32,12 +31,17 @@ class Cover(Counted):
         super().check(entering)
         check_stays(self.n, entering, half=False)
 
+    @property
+    def sizes(self) -> bool:
+        """Merged tokens stand for several patches."""
+        return True
+
     def work(self, info: HostInfo, layer: int, entering: int) -> Work:
         """Likeness of those that go to those that stay, and the average."""
         gone, shape = entering - self.n, info.blocks[layer - 1]
         choice = self.n * gone * shape.attention_width + class_attention_macs(info, shape, entering)
         choice += averaging_macs(shape, self.n, gone)
-        return super().work(info, layer, entering)._replace(choice=choice if gone else 0)
+        return super().work(info, layer, entering)._replace(choice=choice)
 
     def module(self, info: HostInfo, layer: int, entering: int) -> nn.Module:
         """Merges, then runs the block."""

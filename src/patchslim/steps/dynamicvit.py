@@ -19,6 +19,7 @@ class DynamicViT(Counted):
     """The n patches that the predictor is surest of stay; with `prefix_only` the block then computes no patch."""
 
     per_image: ClassVar[bool] = True
+    takes_sizes: ClassVar[bool] = False
     kind: Literal["dynamicvit"] = "dynamicvit"
     prefix_only: bool = False
 

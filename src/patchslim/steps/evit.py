@@ -20,6 +20,8 @@ class EViT(Counted):
     """n tokens stay, the fused one among them."""
 
     per_image: ClassVar[bool] = True
+    takes_sizes: ClassVar[bool] = False
+    placed: ClassVar[bool] = False
     kind: Literal["evit"] = "evit"
 
     def check(self, entering: int) -> None:

@@ -17,6 +17,11 @@ class Keep(Step):
 
     kind: Literal["keep"] = "keep"
 
+    @property
+    def packs(self) -> bool:
+        """Whatever comes in."""
+        return True
+
     def module(self, info: HostInfo, layer: int, entering: int) -> nn.Module:
         """The block as the host has it."""
         return KeepRunner()

@@ -28,7 +28,6 @@ class Merge(Counted):
     """n of each image's own patches; the others join the nearest, or leave where `drop` is set."""
 
     per_image: ClassVar[bool] = True
-    sizes: ClassVar[bool] = True
     kind: Literal["merge"] = "merge"
     channels: int = Field(ge=1)  # of the distance
     drop: bool = False
@@ -38,6 +37,11 @@ class Merge(Counted):
         super().check(entering)
         check_stays(self.n, entering, half=True)
 
+    @property
+    def sizes(self) -> bool:
+        """Merged tokens stand for several patches."""
+        return not self.drop
+
     def work(self, info: HostInfo, layer: int, entering: int) -> Work:
         """Features of the distance and all pairs of them, and the average."""
         gone, shape = entering - self.n, info.blocks[layer - 1]
@@ -45,7 +49,7 @@ class Merge(Counted):
         choice += class_attention_macs(info, shape, entering)
         if not self.drop:
             choice += averaging_macs(shape, entering // 2, gone)  # only every second patch takes any in
-        return super().work(info, layer, entering)._replace(choice=choice if gone else 0)
+        return super().work(info, layer, entering)._replace(choice=choice)
 
     def module(self, info: HostInfo, layer: int, entering: int) -> nn.Module:
         """Merges, then runs the block."""

@@ -24,7 +24,9 @@ def pooled(patches: int) -> int:
 class Pool(Step):
     """The block computes all patches; half of them go on. Windows overlap, so tokens share some patches."""
 
+    takes_sizes: ClassVar[bool] = False
     exact: ClassVar[bool] = False
+    placed: ClassVar[bool] = False
     kind: Literal["pool"] = "pool"
 
     def leaving(self, entering: int) -> int:

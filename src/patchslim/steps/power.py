@@ -19,6 +19,7 @@ class Power(Counted):
     """The most significant patches stay, the others leave."""
 
     per_image: ClassVar[bool] = True
+    takes_sizes: ClassVar[bool] = False
     kind: Literal["power"] = "power"
 
     def check(self, entering: int) -> None:

@@ -34,6 +34,11 @@ class Predict(Counted):
         check_stays(self.n, entering, half=self.merge)
 
     @property
+    def sizes(self) -> bool:
+        """Merged tokens stand for several patches."""
+        return self.merge
+
+    @property
     def tracks(self) -> bool:
         """The paper's G has a weight for every patch position."""
         return self.selector == "pool"
@@ -44,7 +49,7 @@ class Predict(Counted):
         choice = selector_macs(info, self.selector, self.hidden, entering)
         if self.merge:
             choice += pairing_macs(info, shape, entering) + averaging_macs(shape, entering // 2, gone)
-        return super().work(info, layer, entering)._replace(choice=choice if gone else 0)
+        return super().work(info, layer, entering)._replace(choice=choice)
 
     def module(self, info: HostInfo, layer: int, entering: int) -> nn.Module:
         """Asks G, then runs the block."""

@@ -22,6 +22,11 @@ class Slice(Counted):
     ordered: ClassVar[bool] = True
     kind: Literal["slice"] = "slice"
 
+    @property
+    def packs(self) -> bool:
+        """To the prefix every batch can be cut."""
+        return self.n == 0
+
     def module(self, info: HostInfo, layer: int, entering: int) -> nn.Module:
         """Takes a slice, then runs the block."""
         return SliceRunner(self.n, info.prefix_tokens)

@@ -63,7 +63,7 @@ def moved(owner: Tensor | None, to: Tensor) -> Tensor | None:
 
 def places(keep: Tensor, t: int) -> Tensor:
     """Where each of t patches goes when some are kept: keep (B, n) → (B, t), NOBODY where it leaves."""
-    to = torch.full((len(keep), t), NOBODY, device=keep.device)
+    to = torch.full((keep.shape[0], t), NOBODY, device=keep.device)
     return to.scatter(1, keep, torch.arange(keep.shape[1], device=keep.device).expand_as(keep))
 
 
@@ -71,7 +71,7 @@ def pick(tokens: Tokens, keep: Tensor, prefix: int) -> Tokens:
     """The prefix and each image's own patches: keep (B, n), counted without the prefix."""
     head = torch.arange(prefix, device=keep.device).expand(keep.shape[0], -1)
     every = torch.cat([head, keep + prefix], dim=1)
-    size = None if tokens.size is None else take(tokens.size.expand(len(keep), -1), every)
+    size = None if tokens.size is None else take(tokens.size.expand(keep.shape[0], -1), every)
     owner = None if tokens.owner is None else moved(tokens.owner, places(keep, tokens.x.shape[1] - prefix))
     place = None if tokens.place is None else take(tokens.place, keep)
     return Tokens(take(tokens.x, every), size, owner, place)

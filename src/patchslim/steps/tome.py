@@ -28,7 +28,7 @@ class ToMe(Step):
     """r tokens go, each into another one; the mean is weighted by size. Attention is proportional to sizes."""
 
     per_image: ClassVar[bool] = True
-    sizes: ClassVar[bool] = True
+    placed: ClassVar[bool] = False
     kind: Literal["tome"] = "tome"
     r: int = Field(ge=1)
 
@@ -40,6 +40,11 @@ class ToMe(Step):
         """At most half can merge."""
         if self.r > most_pairs(entering):
             raise ValueError(f"merges {self.r} of {entering} patches; at most half can")
+
+    @property
+    def sizes(self) -> bool:
+        """Merged tokens stand for several patches."""
+        return True
 
     def work(self, info: HostInfo, layer: int, entering: int) -> Work:
         """Similarity of even to odd tokens over one head's width."""
@@ -95,7 +100,7 @@ def joined(rows: Tensor, pairs: Pairs, prefix: int) -> Tensor:
 
 def goes_to(pairs: Pairs, tokens: int, prefix: int) -> Tensor:
     """Where every patch goes: (B, t) places among the patches that are left."""
-    batch, device = len(pairs.stay), pairs.stay.device
+    batch, device = pairs.stay.shape[0], pairs.stay.device
     number = torch.arange(tokens, device=device).expand(batch, -1)
     kept = in_front(2 * pairs.stay, number[:, 1::2], number[:, :prefix], prefix)
     place = torch.zeros_like(number).scatter(1, kept, torch.arange(kept.shape[1], device=device).expand(batch, -1))

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from patchslim.scores import impact, own_energy, path_moment, propagate
+from patchslim.evidence.impact import impact, own_energy, path_moment, propagate
 
 TOKENS, WIDTH = 6, 5
 

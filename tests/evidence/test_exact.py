@@ -9,10 +9,10 @@ from torch import Tensor
 
 import patchslim as ps
 from patchslim.data import as_source
+from patchslim.evidence.exact import exact_scores
+from patchslim.evidence.features import Features
+from patchslim.evidence.impact import impact, path_moment
 from patchslim.hosts import Host, open_host
-from patchslim.scores import impact, path_moment
-from patchslim.search.exact import exact_scores
-from patchslim.search.features import Features
 from small import make_host, make_images, relative
 
 PATCHES = 16
@@ -165,7 +165,7 @@ def test_attention_scores_are_column_norms_of_the_hosts_maps(kind: str) -> None:
             assert relative(found[number, layer].exp(), patches / patches.sum()) < 1e-5
 
 
-def test_scores_do_not_depend_on_batches_or_the_cache() -> None:
+def test_scores_do_not_depend_on_batches_or_the_bound_on_memory() -> None:
     model, images = make_host(), make_images(5)
     host = open_host(model)
     whole = exact_scores(host, Features(host, as_source(images), 5, 2**30), (12, 7, 4, 0), "impact")

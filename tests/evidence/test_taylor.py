@@ -1,4 +1,4 @@
-"""The effect of removals against loops and brute force on small random derivatives."""
+"""Taylor importance: the effect of removals against loops and brute force on small random derivatives."""
 
 from typing import Any
 
@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from patchslim.scores.effect import Removal, probes, removal_effect
+from patchslim.evidence.taylor import Removal, probes, removal_effect
 
 
 def dice(seed: int) -> torch.Generator:

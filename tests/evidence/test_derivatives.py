@@ -7,16 +7,15 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-import patchslim as ps
 from patchslim.data import as_source
+from patchslim.evidence import derivatives as module
+from patchslim.evidence.derivatives import GateDerivatives
+from patchslim.evidence.exact import exact_scores
+from patchslim.evidence.features import Features
+from patchslim.evidence.taylor import probes, removal_effect
 from patchslim.hosts import Host, open_host
-from patchslim.plan import make_plan
-from patchslim.scores.effect import probes, removal_effect
-from patchslim.search import effects
-from patchslim.search.effects import Effects
-from patchslim.search.exact import exact_scores
-from patchslim.search.features import Features
-from patchslim.slim.assemble import slim_blocks
+from patchslim.plan import static_plan
+from patchslim.slim import slim_blocks
 from small import make_host, make_images, relative
 
 IMAGES, PATCHES, PROBES, SEED, STAGE = 3, 16, 4, 5, 2
@@ -31,9 +30,11 @@ class WideFeatures(Features):
         return super()._compute(images.to(next(self.host.model.parameters()).dtype), layers)
 
 
-def effects_of(host: Host, batch_size: int = 2, limit: float = 2**30, images: Tensor | None = None) -> Effects:
+def derivatives_of(
+    host: Host, batch_size: int = 2, limit: float = 2**30, images: Tensor | None = None
+) -> GateDerivatives:
     images = make_images(IMAGES) if images is None else images
-    return Effects(host, WideFeatures(host, as_source(images), batch_size, limit), SEED)
+    return GateDerivatives(host, WideFeatures(host, as_source(images), batch_size, limit), SEED)
 
 
 def exits_of(host: Host, everything: bool = False) -> Tensor:
@@ -60,7 +61,7 @@ def read_by_head(host: Host, blocks: Any, images: Tensor) -> Tensor:
 
 def slim_read(host: Host, exits: Tensor, images: Tensor) -> Tensor:
     """What the head reads in the slim model of nested sets."""
-    return read_by_head(host, slim_blocks(host, make_plan(host.info, nested(host, exits)), {}), images)
+    return read_by_head(host, slim_blocks(host, static_plan(host.info, nested(host, exits)), {}), images)
 
 
 def sorted_tokens(host: Host, exits: Tensor, images: Tensor) -> tuple[Tensor, list[int], list[int]]:
@@ -83,8 +84,8 @@ def wide(kind: str) -> Host:
 def test_J_is_the_central_difference_in_the_gates_and_0_for_patches_that_are_gone(kind: str, everything: bool) -> None:
     host, images = wide(kind), make_images(IMAGES).double()
     exits, generator = exits_of(host, everything), torch.Generator().manual_seed(1000 * SEED + STAGE)
-    effects = effects_of(host, images=images)
-    found = torch.cat([jacobian for jacobian, _ in effects.batches(exits, PROBES, STAGE)])
+    derivatives = derivatives_of(host, images=images)
+    found = torch.cat([jacobian for jacobian, _ in derivatives.batches(exits, PROBES, STAGE)])
     x, order, counts = sorted_tokens(host, exits, images)
     reference = read_by_head(host, host.blocks, images).float()
     # The batches are of 2 and 1 images, and so are the dice.
@@ -96,7 +97,7 @@ def test_J_is_the_central_difference_in_the_gates_and_0_for_patches_that_are_gon
             for sign in (1, -1):
                 gates = [torch.ones(IMAGES, count, dtype=torch.float64) for count in counts]
                 gates[block][:, place] += sign * STEP
-                read.append(effects._readout(x, gates))
+                read.append(derivatives._readout(x, gates))
             slope = (read[0] - read[1]) / (2 * STEP)
             expected[:, block, order[place]] = torch.einsum("bf,bfk->bk", slope, directions)
     assert found.shape == expected.shape
@@ -110,12 +111,12 @@ def test_J_is_the_central_difference_in_the_gates_and_0_for_patches_that_are_gon
 def test_r_is_how_far_the_slim_model_is_from_the_host(kind: str) -> None:
     host, images = wide(kind), make_images(IMAGES).double()
     exits, generator = exits_of(host), torch.Generator().manual_seed(1000 * SEED + STAGE)
-    found = torch.cat([residual for _, residual in effects_of(host, images=images).batches(exits, PROBES, STAGE)])
+    found = torch.cat([residual for _, residual in derivatives_of(host, images=images).batches(exits, PROBES, STAGE)])
     reference = read_by_head(host, host.blocks, images)
     directions = torch.cat([probes(part, PROBES, generator) for part in reference.float().split(2)]).double()
     expected = torch.einsum("bf,bfk->bk", slim_read(host, exits, images) - reference, directions)
     assert relative(found.double(), expected) < 1e-5
-    whole = effects_of(host, images=images).batches(exits_of(host, everything=True), PROBES, STAGE)
+    whole = derivatives_of(host, images=images).batches(exits_of(host, everything=True), PROBES, STAGE)
     assert all(float(residual.abs().max()) < 1e-5 for _, residual in whole)
 
 
@@ -126,7 +127,7 @@ def test_open_gates_give_the_slim_models_readout(kind: str, everything: bool) ->
     exits = exits_of(host, everything)
     x, _, counts = sorted_tokens(host, exits, images)
     gates = [torch.ones(IMAGES, count, dtype=torch.float64) for count in counts]
-    assert relative(effects_of(host)._readout(x, gates), slim_read(host, exits, images)) < 1e-12
+    assert relative(derivatives_of(host)._readout(x, gates), slim_read(host, exits, images)) < 1e-12
 
 
 @torch.no_grad()
@@ -134,34 +135,27 @@ def test_closing_a_patchs_gates_from_a_block_on_removes_it_there(kind: str) -> N
     host, images = wide(kind), make_images(IMAGES).double()
     exits = exits_of(host)
     x, order, counts = sorted_tokens(host, exits, images)
-    for patch, block in [
-        (0, 3),
-        (3, 1),
-        (8, int(exits[8])),
-        (4, 2),
-        (5, 1),
-        (2, 1),
-    ]:  # no longer computed in this block
+    for patch, block in [(0, 3), (3, 1), (8, int(exits[8])), (4, 2), (2, 1)]:  # no longer computed in this block
         gates = [torch.ones(IMAGES, count, dtype=torch.float64) for count in counts]
         for layer in range(block, int(exits[patch]) + 1):
             gates[layer - 1][:, order.index(patch)] = 0
         fewer = exits.clone()
         fewer[patch] = block - 1
-        assert relative(effects_of(host)._readout(x, gates), slim_read(host, fewer, images)) < 1e-12
+        assert relative(derivatives_of(host)._readout(x, gates), slim_read(host, fewer, images)) < 1e-12
         assert relative(slim_read(host, fewer, images), slim_read(host, exits, images)) > 1e-6
 
 
 def test_log_scores_are_logs_of_shares_of_the_removal_effect(kind: str) -> None:
     host = open_host(make_host(kind).requires_grad_(False))
-    found = effects_of(host).log_scores()
+    found = derivatives_of(host).log_scores()
     assert found.shape == (IMAGES, 4, PATCHES)
     scored = 4 if host.info.reads_patches else 3
     assert torch.allclose(found[:, :scored].logsumexp(dim=2), torch.zeros(IMAGES, scored), atol=1e-5)
     assert not found[:, scored:].any()
-    parts = effects_of(host).batches(exits_of(host, everything=True), effects.SCORE_PROBES, 0)
+    parts = derivatives_of(host).batches(exits_of(host, everything=True), module.SCORE_PROBES, 0)
     effect = torch.cat([removal_effect(jacobian) for jacobian, _ in parts])
     assert torch.allclose(found[:, :scored].exp(), effect / effect.sum(dim=2, keepdim=True), atol=1e-6)
-    assert torch.equal(found, exact_scores(host, effects_of(host).features, (12, 7, 4, 0), "effect", SEED))
+    assert torch.equal(found, exact_scores(host, derivatives_of(host).features, (12, 7, 4, 0), "taylor", SEED))
 
 
 def test_many_probes_give_the_effect_along_all_features(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -170,28 +164,28 @@ def test_many_probes_give_the_effect_along_all_features(monkeypatch: pytest.Monk
     exits = exits_of(host, everything=True)
     x, _, counts = sorted_tokens(host, exits, images)
     gates = [torch.ones(2, count, dtype=torch.float64).requires_grad_() for count in counts]
-    read = effects_of(host)._readout(x, gates)
+    read = derivatives_of(host)._readout(x, gates)
     rows = [torch.autograd.grad(read[:, k].sum(), gates, retain_graph=True) for k in range(read.shape[1])]
     whole = removal_effect(torch.stack([torch.stack(row, dim=1) for row in rows], dim=-1))
     whole = whole / whole.sum(dim=2, keepdim=True)
     errors = []
     for count in (4, 64, 512):
-        monkeypatch.setattr(effects, "SCORE_PROBES", count)
-        errors.append(relative(effects_of(host, images=images).log_scores()[:, :3].exp().double(), whole))
+        monkeypatch.setattr(module, "SCORE_PROBES", count)
+        errors.append(relative(derivatives_of(host, images=images).log_scores()[:, :3].exp().double(), whole))
     assert errors[0] > errors[1] > errors[2]
     assert errors[2] < 0.12
 
 
 @pytest.mark.parametrize("kind", ["class", "mean"])
-def test_scores_do_not_depend_on_batches_the_cache_or_chunks(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_scores_do_not_depend_on_batches_the_bound_or_chunks(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every image takes as many dice whatever the others, in the order of the images."""
     host, images = open_host(make_host(kind).requires_grad_(False)), make_images(5)
-    whole = effects_of(host, 5, images=images).log_scores()
+    whole = derivatives_of(host, 5, images=images).log_scores()
     for batch_size, limit in ((2, 2.0**30), (2, 0.0), (1, 0.0)):
-        parts = effects_of(host, batch_size, limit, images).log_scores()
+        parts = derivatives_of(host, batch_size, limit, images).log_scores()
         assert torch.allclose(whole, parts, atol=1e-3)
-    monkeypatch.setattr(effects, "MAP_BYTES", 1)
-    alone = effects_of(host, 5, images=images)
+    monkeypatch.setattr(module, "MAP_BYTES", 1)
+    alone = derivatives_of(host, 5, images=images)
     assert alone.chunk == 1
     assert torch.allclose(whole, alone.log_scores(), atol=1e-3)
 
@@ -199,15 +193,14 @@ def test_scores_do_not_depend_on_batches_the_cache_or_chunks(kind: str, monkeypa
 def test_the_same_seed_gives_the_same_scores_and_nobody_elses_dice() -> None:
     host = open_host(make_host().requires_grad_(False))
     before = torch.random.get_rng_state()
-    first, again = (effects_of(host).log_scores() for _ in range(2))
+    first, again = (derivatives_of(host).log_scores() for _ in range(2))
     assert torch.equal(first, again)
     assert torch.equal(torch.random.get_rng_state(), before)
-    other = Effects(host, effects_of(host).features, SEED + 1).log_scores()
+    other = GateDerivatives(host, derivatives_of(host).features, SEED + 1).log_scores()
     assert not torch.equal(first, other)
 
 
 def test_no_weight_keeps_a_gradient() -> None:
     model: nn.Module = make_host()
-    effects_of(open_host(model)).log_scores()
+    derivatives_of(open_host(model)).log_scores()
     assert all(parameter.grad is None for parameter in model.parameters())
-    assert ps.inspect(model).patches == PATCHES

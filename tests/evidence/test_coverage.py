@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from patchslim.scores.coverage import coverage_order
+from patchslim.evidence.coverage import coverage_order
 
 
 def drawn(images: int, patches: int, seed: int) -> tuple[Tensor, Tensor]:

@@ -1,4 +1,4 @@
-"""Accuracy against counting by hand; timing by its shape, never by its numbers."""
+"""Accuracy against counting by hand, of one model and of two on the same images."""
 
 import math
 from collections.abc import Iterator
@@ -10,8 +10,8 @@ from torch import nn
 import patchslim as ps
 from patchslim.data import tensor_images
 from patchslim.errors import DataError
-from patchslim.measure import evaluate, evaluate_pair, paired, time_side_by_side
-from small import make_host, make_images, per_image_plan, slim_of
+from patchslim.measure import evaluate, evaluate_pair, paired
+from small import THRESHOLDS, make_host, make_images, predicting, slim_of
 
 
 class Fixed(nn.Module):
@@ -68,19 +68,6 @@ class UnreadableLabels:
 def test_labels_only_on_unreadable_images() -> None:
     with pytest.raises(DataError, match="has a label"):
         evaluate(Fixed(), UnreadableLabels())
-
-
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_timing_runs_both_models(dtype: str) -> None:
-    model, slim = slim_of()
-    calls = {"host": 0, "slim": 0}
-    model.register_forward_hook(lambda *args: calls.__setitem__("host", calls["host"] + 1))
-    slim.register_forward_hook(lambda *args: calls.__setitem__("slim", calls["slim"] + 1))
-    timings = time_side_by_side([slim, model], make_images(2), dtype=dtype, seconds=0.05)
-    assert calls["host"] == calls["slim"] >= 5
-    for timing in timings:
-        assert 0 < timing.low <= timing.median <= timing.high
-        assert timing.throughput(2) == pytest.approx(2 / timing.median)
 
 
 class Watched:
@@ -144,11 +131,11 @@ def test_a_pair_that_did_not_see_the_same_images_is_refused(broken: tuple[int, .
 def test_macs_of_each_image_are_counted_per_model() -> None:
     """Also when a model whose images keep different numbers is given twice."""
     model = make_host()
-    slim = ps.apply(model, *per_image_plan(model, "predicted", thresholds=[1e-2, 1e-2, 1e-2, 1e-2]))
+    slim = ps.apply(model, *predicting(model, thresholds=THRESHOLDS))
     source = tensor_images(make_images(20), torch.arange(20) % 7)
     first, second, difference = evaluate_pair(slim, model, source, batch_size=8)
     assert first.image_macs is not None
-    assert first.image_macs["mean"] == pytest.approx(float(slim.image_macs(make_images(20)).double().mean()))
+    assert first.image_macs["mean"] == pytest.approx(float(ps.image_macs(slim, make_images(20)).double().mean()))
     assert second.image_macs is None
     again, twice, difference = evaluate_pair(slim, slim, source, batch_size=8)
     assert again == twice == first

@@ -2,7 +2,7 @@
 
 import torch
 
-from patchslim.scores import attention_norm, radial_scores, random_scores, uniform_scores
+from patchslim.evidence.simple import attention_norm, radial_scores, random_scores, spread_scores
 
 
 def test_attention_is_the_column_norm() -> None:
@@ -24,9 +24,9 @@ def test_radial_keeps_the_centre_longest() -> None:
     assert float(scores[0, 0]) == float(scores.min())
 
 
-def test_uniform_is_a_farthest_point_order() -> None:
+def test_spread_is_a_farthest_point_order() -> None:
     height, width = 5, 7
-    order = uniform_scores((height, width)).argsort(descending=True).tolist()
+    order = spread_scores((height, width)).argsort(descending=True).tolist()
     assert sorted(order) == list(range(35))
     places = [(i // width, i % width) for i in range(35)]
 

@@ -10,30 +10,60 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import patchslim as ps
+from patchslim.cache import Cache
 from patchslim.data import as_source
-from patchslim.hosts import open_host
-from patchslim.search import distances
-from patchslim.search.distances import Moments, find_distances, gather, replacement, set_distance_
-from patchslim.search.features import Features
-from patchslim.search.ledger import Ledger
-from patchslim.slim.chooser import make_distance
-from patchslim.slim.merge import LEARNT_FLOOR
+from patchslim.evidence import distances
+from patchslim.evidence.distances import Moments, find_distances, gather, replacement, set_distance_
+from patchslim.evidence.features import Features
+from patchslim.hosts import Host, open_host
+from patchslim.kernels.match import LEARNT_FLOOR
+from patchslim.steps.merge import make_distance
 from small import make_host, make_images, read_by
 
 KINDS = ["class", "registers", "mean with prefix", "distilled"]
 
 
-def features_of(model: nn.Module, images: Tensor) -> tuple[Any, Features]:
+def features_of(model: nn.Module, images: Tensor) -> tuple[Host, Features]:
     host = open_host(model)
     return host, Features(host, as_source(images), 2, 2**30)
 
 
+def entering(host: Host, image: Tensor, layer: int) -> Tensor:
+    """Z_{l-1} by running the host's own blocks."""
+    x = host.embed(image)
+    for block in host.blocks[: layer - 1]:
+        x = block(x)
+    return x
+
+
+def whole_jacobian(host: Host, x: Tensor, layer: int) -> Tensor:
+    """Derivatives of the readout, over its length, in the patches x = Z_{l-1} that enter a block: (F, N, d)."""
+
+    def readout(tokens: Tensor) -> Tensor:
+        for block in host.blocks[layer - 1 :]:
+            tokens = block(tokens)
+        read: Tensor = host.features(tokens).flatten()
+        return read
+
+    jacobian: Tensor = torch.autograd.functional.jacobian(readout, x)
+    return jacobian[:, 0, host.info.prefix_tokens :] / readout(x).norm()
+
+
+def weights_of(host: Host, x: Tensor, layer: int) -> Tensor:
+    """What the patches weigh before anything is learnt: (N,)."""
+    if not host.info.reads_class:
+        return torch.ones(host.info.patches)
+    block = host.blocks[layer - 1]
+    row = host.math.class_attention(block, host.math.read(block, x), None)[0, host.info.prefix_tokens :]
+    return (row * host.info.patches + LEARNT_FLOOR) ** 2
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_moments_are_those_of_the_whole_jacobian(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With every direction of the readout instead of random ones, block by block, by running the host's own blocks."""
+    """With every direction of the readout instead of random ones, image by image."""
     model, images = make_host(kind).requires_grad_(False), make_images(3)
     host, features = features_of(model, images)
-    width = read_by(model, images[:1]).numel()
+    width, info = read_by(model, images[:1]).numel(), host.info
 
     def every(readout: Tensor, count: int, generator: torch.Generator) -> Tensor:
         shared: Tensor = torch.eye(width) / readout.norm(dim=1)[:, None, None]
@@ -42,35 +72,18 @@ def test_moments_are_those_of_the_whole_jacobian(kind: str, monkeypatch: pytest.
     monkeypatch.setattr(distances, "PROBES", width)
     monkeypatch.setattr(distances, "probes", every)
     found = gather(host, features, 0)
-    prefix, info = host.info.prefix_tokens, host.info
     assert len(found) == (info.depth if info.reads_patches else info.depth - 1)
     for layer, moments in enumerate(found, start=1):
-        form, spread = torch.zeros(info.width, info.width), torch.zeros(info.width, info.width)
-        lean = torch.zeros(info.width)
+        form, spread, lean = torch.zeros(info.width, info.width), torch.zeros(info.width, info.width), torch.zeros(info.width)
         for image in images.split(1):
-            x = host.embed(image)
-            for block in host.blocks[: layer - 1]:
-                x = block(x)
-
-            def rest(tokens: Tensor, begin: int = layer - 1) -> Tensor:
-                for block in host.blocks[begin:]:
-                    tokens = block(tokens)
-                return host.features(tokens).flatten()  # type: ignore[no-any-return]
-
-            jacobian = torch.autograd.functional.jacobian(rest, x)[:, 0, prefix:]  # (F, N, d)
-            jacobian = jacobian / rest(x).norm()
-            weight = torch.ones(info.patches)
-            if info.reads_class:
-                incoming = host.math.read(host.blocks[layer - 1], x)
-                row = host.math.class_attention(host.blocks[layer - 1], incoming, None)[0, prefix:]
-                weight = (row * info.patches + LEARNT_FLOOR) ** 2
-            patches = x[0, prefix:]
+            x = entering(host, image, layer)
+            jacobian, patches = whole_jacobian(host, x, layer), x[0, info.prefix_tokens :]
             away = patches[None, :, :] - patches[:, None, :]  # (N, N, d): from i to j
             matter = torch.einsum("fnd,nmd->fnm", jacobian, away).square().sum(dim=0).mean(dim=1)
             form += torch.einsum("fnc,fnd,n->cd", jacobian, jacobian, 1 / matter)
             rows = patches - patches.mean(dim=0)
             spread += rows.T @ rows
-            lean += rows.T @ (matter / weight).log()
+            lean += rows.T @ (matter / weights_of(host, x, layer)).log()
         for found_one, wanted in ((moments.form, form), (moments.spread, spread), (moments.lean, lean)):
             torch.testing.assert_close(found_one, wanted, rtol=1e-3, atol=1e-4 * float(wanted.abs().max()))
         assert moments.patches == 3 * info.patches
@@ -133,29 +146,11 @@ def test_gradients_that_are_no_numbers_are_told() -> None:
 def test_they_are_found_once_and_remembered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     host, features = features_of(make_host(), make_images(3))
     heard: list[Any] = []
-    found = find_distances(host, features, Ledger(tmp_path), 0, heard.append)
+    found = find_distances(host, features, Cache(tmp_path), 0, heard.append)
     assert [event["event"] for event in heard] == ["distances"]
     monkeypatch.setattr(distances, "gather", lambda *args: pytest.fail("found again"))
-    again = find_distances(host, features, Ledger(tmp_path), 0, heard.append)
+    again = find_distances(host, features, Cache(tmp_path), 0, heard.append)
     assert found.keys() == again.keys() == {1, 2, 3}
     for layer, distance in found.items():
         assert all(torch.equal(*pair) for pair in zip(distance.parameters(), again[layer].parameters(), strict=True))
         assert not any(parameter.requires_grad for parameter in distance.parameters())
-
-
-def test_a_search_by_keys_has_none() -> None:
-    model, images = make_host(), make_images(3)
-    plan, weights = ps.search(model, images, ps.SearchConfig(select="matched", distance="keys", target_macs=0.6))
-    assert plan.distance is None
-    assert weights == {}
-    plan, weights = ps.search(model, images, ps.SearchConfig(select="matched", target_macs=0.6))
-    assert plan.distance is not None
-    assert ps.apply(model, plan, weights).plan == plan
-
-
-def test_distances_belong_to_matched_patches() -> None:
-    with pytest.raises(ps.BudgetError, match="A distance is for patches that are matched"):
-        ps.SearchConfig(distance="keys")
-    wrong: Any = "far"
-    with pytest.raises(ps.BudgetError, match="There is no distance 'far'"):
-        ps.SearchConfig(select="matched", distance=wrong)

@@ -1,0 +1,166 @@
+"""How much accuracy is lost: methods at one MAC ratio, by unlabelled images, before and after a recovery."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+import typer
+from torch import nn
+
+from benchmarks.inputs import (
+    MODEL,
+    Macs,
+    Methods,
+    ModelName,
+    Out,
+    Sized,
+    Weights,
+    Where,
+    in_memory,
+    network,
+    read_methods,
+    say,
+    wilson,
+)
+from benchmarks.rows import RESULTS, Row, about, keep
+from patchslim.data import ImageSource
+from patchslim.errors import BudgetError, DataError
+from patchslim.evidence.features import Features
+from patchslim.evidence.network import relative_error
+from patchslim.hosts import inspect, open_host, open_slim
+from patchslim.macs import count_macs, host_macs
+from patchslim.measure.paired import paired
+from patchslim.measure.ranks import Ranks, ranks_of
+from patchslim.methods import Fitted, Task, fit, model_of
+from patchslim.recover import RecoverConfig, recover
+from patchslim.runs.make import peak_memory_gib
+from patchslim.search import Target
+from patchslim.slim import states_of
+
+BATCH = 128  # images at a time
+USUAL = "merge,merge:blocks=none,cover,drop,predict,ps,tome"
+UNSEEN = 500  # training images, at most, that are not chosen by and that the error is measured on
+
+
+def accuracy(
+    data: Annotated[str, typer.Option("--data", help="Unlabelled training images; a sample of them is chosen by.")],
+    val: Annotated[str, typer.Option("--val", help="Labelled images to measure top-1 on.")],
+    checkpoint: Weights,
+    model: ModelName = MODEL,
+    methods: Methods = USUAL,
+    target_macs: Macs = 0.55,
+    images: Annotated[int, typer.Option("--images", help="To choose by.")] = 256,
+    seed: int = 0,
+    train: Annotated[str | None, typer.Option("--train", help="Unlabelled images to recover with [--data].")] = None,
+    recover_epochs: Annotated[int, typer.Option("--recover", help="Epochs of a recovery; 0 for none.")] = 0,
+    limit: Annotated[int | None, typer.Option("--limit", help="Measure on a sample of --val.")] = None,
+    img_size: Sized = None,
+    device: Where = None,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Search anew though a cache of the search is there.")] = False,
+    cache: Annotated[Path | None, typer.Option("--cache", help="Folder for what searches find out.")] = None,
+    out: Out = RESULTS,
+) -> None:
+    """Slim by each method, and measure top-1 on --val and the error on training images that were not chosen by."""
+    host, _, place = network(model, checkpoint, img_size, device)
+    every = in_memory(data, host)
+    if len(every) <= images:
+        raise DataError(f"{data} has {len(every)} images; --images has to leave some of them to measure the error on.")
+    order = torch.randperm(len(every), generator=torch.Generator().manual_seed(seed)).tolist()
+    chosen, unseen = every.subset(sorted(order[:images])), every.subset(sorted(order[images : images + UNSEEN]))
+    case = Case(host, in_memory(val, host, limit, split="test"), unseen)
+    head = about(place) | {"question": "accuracy", "model": model, "seed": seed, "images": images}
+    keep([Row(**head, method="host", macs=host_macs(inspect(host)), **case.score(host))], out)
+    task = Task.of(host, chosen, Target(macs=target_macs), seed=seed, batch_size=BATCH, memory_gib=16)
+    if cache is not None and fresh:
+        shutil.rmtree(cache, ignore_errors=True)
+    for one in read_methods(methods):
+        head |= {"method": one.name, "settings": one.settings, "target_macs": target_macs}
+        start = time.monotonic()
+        try:
+            found = fit(one.method, task)
+        except BudgetError as error:
+            keep([Row(**head, reason=str(error))], out)
+            continue
+        seconds = round(time.monotonic() - start, 1)
+        slim = model_of(found, host)
+        row = Row(**head, **facts(slim, found, seconds), **case.score(slim))
+        keep([row], out)
+        say(f"{one} at {target_macs:g}: {row.top1:.2f} %, {row.lost:+.2f} lost, error {row.error}, {seconds} s")
+        if recover_epochs:
+            images_to_learn_by = every if train is None else in_memory(train, host)
+            keep([recovered(row, case, slim, host, images_to_learn_by, recover_epochs)], out)
+
+
+def facts(slim: nn.Module, found: Fitted, seconds: float) -> dict[str, Any]:
+    """What a slim model is and what its search took."""
+    macs = count_macs(slim)
+    return {
+        "macs": macs,
+        "macs_ratio": macs / host_macs(inspect(slim)),
+        "patches_per_block": None if found.plan is None else list(found.plan.counts),
+        "search_seconds": seconds,
+        "peak_memory_gib": round(peak_memory_gib(), 2),
+    }
+
+
+def recovered(row: Row, case: Case, slim: nn.Module, host: nn.Module, images: ImageSource, epochs: int) -> Row:
+    """The same row after a recovery without labels."""
+    result = recover(slim, host, images, RecoverConfig(epochs=epochs, block_epochs=0, seed=row.seed or 0))
+    more = {"recovery_epochs": epochs, "recovery_images": len(images), "recovery_seconds": result.report["seconds"]}
+    found = Row(**row.model_dump() | more | case.score(result.model))
+    say(f"{row.method}, recovered: {found.top1:.2f} %, {found.lost:+.2f} lost")
+    return found
+
+
+@dataclass
+class Case:
+    """A host, and the images that everything is measured on."""
+
+    host: nn.Module
+    val: ImageSource
+    unseen: ImageSource
+    base: Ranks | None = None
+
+    def score(self, model: nn.Module) -> dict[str, Any]:
+        """Top-1 and top-5 with intervals, what is lost against the host, and the error."""
+        (found,) = ranks_of([model], [self.val], BATCH)
+        right, images = int(found.hits.sum()), len(found.ranks)
+        low, high = wilson(right, images)
+        score: dict[str, Any] = {
+            "val_images": images,
+            "top1": 100 * right / images,
+            "top1_low": low,
+            "top1_high": high,
+            "top5": float((found.ranks < 5).double().mean() * 100),
+        }
+        if self.base is None:
+            self.base = found
+            return score
+        apart = paired(self.base.hits, found.hits)
+        score |= {"lost": apart.difference, "lost_low": apart.low, "lost_high": apart.high}
+        return score | {"error": error_of(model, self.host, self.unseen), "error_images": len(self.unseen)}
+
+
+@torch.no_grad()
+def error_of(slim: nn.Module, host: nn.Module, images: ImageSource) -> float:
+    """The relative error of what the head reads, averaged over images."""
+    one, other, errors = open_slim(slim), open_host(host), []
+    features = Features(other, images, BATCH, limit_bytes=0.0)
+    features.focus((0, other.info.depth))
+    for x, out in features.batches(0, other.info.depth):
+        states: Any = states_of(one, x) if hasattr(slim, "plan") else None
+        last: Any = one.blocks[-1]
+        read = last.tensor(states[-1]) if states is not None else _through(one.blocks, x)
+        errors.append(relative_error(one.features(read), other.features(out)))
+    return float(torch.cat([error.double().cpu() for error in errors]).mean())
+
+
+def _through(blocks: Any, x: torch.Tensor) -> torch.Tensor:
+    for block in blocks:
+        x = block(x, None)
+    return x

@@ -1,0 +1,121 @@
+"""How fast it is: images per second of a host and of what methods make of it, in one run, each in its fastest mode."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Annotated, Any
+
+import torch
+import typer
+from torch import nn
+
+from benchmarks.drawn import drawn_model
+from benchmarks.inputs import (
+    MODEL,
+    Chosen,
+    Macs,
+    Methods,
+    ModelName,
+    Out,
+    Sized,
+    Weights,
+    Where,
+    network,
+    noise,
+    read_methods,
+    say,
+)
+from benchmarks.rows import RESULTS, Row, about, keep, read_rows
+from patchslim.errors import PatchslimError, first_words
+from patchslim.hosts import HostInfo, with_matmul_embed
+from patchslim.macs import count_macs, host_macs
+from patchslim.timing import DTYPES, Contest
+from patchslim.timing.modes import modes_for
+from patchslim.timing.running import in_dtype
+
+USUAL = "merge,merge:blocks=none,cover,drop,predict,tome,evit"
+SAME = "host, same embedding"
+
+
+def speed(
+    model: ModelName = MODEL,
+    checkpoint: Weights = None,
+    methods: Methods = USUAL,
+    target_macs: Macs = 0.55,
+    batch_sizes: Annotated[str, typer.Option("--batch-sizes", metavar="B[,B…]")] = "256,1",
+    dtype: str = "bfloat16",
+    mode: Annotated[
+        str, typer.Option("--mode", help="eager, compiled, graph, compiled-graph; auto: all that go.")
+    ] = "auto",
+    seconds: Annotated[float, typer.Option("--seconds", help="For each model in each mode.")] = 1.0,
+    searched: Annotated[bool, typer.Option("--searched", help="With the counts that `accuracy` found.")] = False,
+    warm: Annotated[bool, typer.Option("--warm", help="Only fill the compiler's cache.")] = False,
+    img_size: Sized = None,
+    device: Where = None,
+    out: Out = RESULTS,
+) -> None:
+    """Time hosts and slim models in turns. Speed does not depend on weights, so they may be random."""
+    host, info, place = network(model, checkpoint, img_size, device)
+    models: dict[str, nn.Module] = {"host": host, SAME: with_matmul_embed(host)}
+    heads: dict[str, dict[str, Any]] = {"host": {"method": "host", "macs": host_macs(info)}}
+    for chosen in read_methods(methods):
+        try:
+            counts = searched_counts(model, chosen, target_macs) if searched else None
+            models[str(chosen)] = drawn_model(host, chosen, target_macs, counts)
+            heads[str(chosen)] = about_model(models[str(chosen)], chosen, target_macs, info)
+        except PatchslimError as error:
+            say(f"{chosen}: {error}")
+    contest = Contest(modes_for([mode], place, packed=False), dtype, seconds=seconds, tell=say)
+    ready = {name: in_dtype(own, dtype) for name, own in models.items()}
+    for size in map(int, batch_sizes.split(",")):
+        about_all = about(place) | {"question": "speed", "model": model, "image_size": info.image_size[0]}
+        about_all |= {"batch_size": size, "dtype": dtype}
+        batch = noise(info, size, place, DTYPES[dtype])
+        if warm:
+            contest.tell(f"warming, batch {size}")
+        rows = [Row(**about_all, **heads[name], **own) for name, own in timed(contest, ready, batch) if name in heads]
+        for row in rows:
+            say(f"batch {size}: {row.method} {row.settings or ''} {row.images_per_second:,.0f}/s ({row.mode})")
+        if not warm:
+            keep(rows, out)
+
+
+def timed(contest: Contest, models: dict[str, nn.Module], batch: torch.Tensor) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Each model's numbers, all timed in turns; `SAME` is only a baseline."""
+    found, size = contest.time(models, batch), len(batch)
+    for name, own in found.items():
+        for failed, reason in own.prepared.failed.items():
+            say(f"{name}: {failed} failed ({first_words(Exception(reason))})")
+        yield (
+            name,
+            {
+                "images_per_second": round(size / own.seconds, 1),
+                "mode": own.best,
+                "modes": {mode: round(timing.throughput(size), 1) for mode, timing in own.times.items()},
+                "speedup": round(found["host"].seconds / own.seconds, 4),
+                "speedup_same_embedding": round(found[SAME].seconds / own.seconds, 4),
+            },
+        )
+
+
+def searched_counts(model: str, chosen: Chosen, ratio: float) -> Sequence[int] | None:
+    """Patches per block that a search of `accuracy` found for the same method, model and ratio."""
+    rows = (row for row in read_rows() if row.question == "accuracy" and row.model == model)
+    alike = [
+        row for row in rows if (row.method, row.settings, row.target_macs) == (chosen.name, chosen.settings, ratio)
+    ]
+    return alike[-1].patches_per_block if alike else None
+
+
+def about_model(slim: nn.Module, chosen: Chosen, ratio: float, info: HostInfo) -> dict[str, Any]:
+    """What a timed model is."""
+    macs = count_macs(slim)
+    plan = getattr(slim, "plan", None)
+    return {
+        "method": chosen.name,
+        "settings": chosen.settings,
+        "target_macs": ratio,
+        "macs": macs,
+        "macs_ratio": macs / host_macs(info),
+        "patches_per_block": None if plan is None else list(plan.counts),
+    }

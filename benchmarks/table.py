@@ -1,0 +1,137 @@
+"""The one maker of tables: rows of results/ as Markdown, by question; and the README's table of results."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Annotated
+
+import typer
+
+from benchmarks.inputs import MODEL, Out
+from benchmarks.rows import RESULTS, Row, read_rows
+
+EMPTY = "–"
+Column = Callable[[Row], str]
+
+
+def number(name: str, how: str) -> Column:
+    """A column that shows one of a row's numbers."""
+
+    def show(row: Row) -> str:
+        value = getattr(row, name)
+        return EMPTY if value is None else format(value, how)
+
+    return show
+
+
+def interval(name: str) -> Column:
+    """A number with its 95 % interval."""
+
+    def show(row: Row) -> str:
+        middle, low, high = (getattr(row, f"{name}{end}") for end in ("", "_low", "_high"))
+        return EMPTY if middle is None else f"{middle:.2f} ({low:.2f} to {high:.2f})"
+
+    return show
+
+
+def method_of(row: Row) -> str:
+    """`merge`, `blocks=none`."""
+    words = [f"`{row.method}`" if row.method != "host" else "host"]
+    return ", ".join([*words, *(f"`{key}={str(value).lower()}`" for key, value in row.settings.items())])
+
+
+COLUMNS: dict[str, dict[str, Column]] = {
+    "accuracy": {
+        "method": method_of,
+        "MACs": number("macs_ratio", ".3f"),
+        "epochs": number("recovery_epochs", "d"),
+        "top-1": interval("top1"),
+        "lost": interval("lost"),
+        "error": number("error", ".4f"),
+        "search, s": number("search_seconds", ".0f"),
+    },
+    "speed": {
+        "method": method_of,
+        "px": number("image_size", "d"),
+        "batch": number("batch_size", "d"),
+        "dtype": number("dtype", ""),
+        "MACs": number("macs_ratio", ".3f"),
+        "images/s": number("images_per_second", ",.0f"),
+        "mode": number("mode", ""),
+        "× host": number("speedup", ".2f"),
+        "× host, same embedding": number("speedup_same_embedding", ".2f"),
+    },
+    "search": {
+        "method": method_of,
+        "MACs": number("macs_ratio", ".3f"),
+        "images": number("images", "d"),
+        "seconds": number("search_seconds", ".0f"),
+        "passes": number("search_passes", ".1f"),
+        "GiB": number("peak_memory_gib", ".1f"),
+    },
+}
+
+
+def markdown(columns: dict[str, Column], rows: Sequence[Row]) -> str:
+    """A table."""
+    lines = [list(columns), ["---"] * len(columns), *([show(row) for show in columns.values()] for row in rows)]
+    return "\n".join("| " + " | ".join(words) + " |" for words in lines)
+
+
+def table(
+    question: Annotated[str, typer.Argument(help=f"{', '.join(COLUMNS)}, or readme.")],
+    model: Annotated[str | None, typer.Option("--model")] = None,
+    target_macs: Annotated[float | None, typer.Option("--target-macs")] = None,
+    folder: Out = RESULTS,
+) -> None:
+    """Print rows of results/ as Markdown."""
+    if question == "readme":
+        print(readme_table(list(read_rows(folder)), model or MODEL, target_macs or 0.55))
+        return
+    rows = [row for row in read_rows(folder) if row.question == question and model in (None, row.model)]
+    rows = [row for row in rows if target_macs in (None, row.target_macs) or row.method == "host"]
+    for device in dict.fromkeys((row.model, row.device, row.threads) for row in rows):
+        own = [row for row in rows if (row.model, row.device, row.threads) == device]
+        threads = "" if device[2] is None else f", {device[2]} threads"
+        print(f"{device[0]} on {device[1]}{threads}\n\n{markdown(COLUMNS[question], own)}\n")
+
+
+def readme_table(rows: Sequence[Row], model: str, ratio: float) -> str:
+    """One line per method: accuracy untuned and recovered, speed on a GPU and on a CPU, minutes of a search."""
+    own = [row for row in rows if row.model == model and row.target_macs in (None, ratio)]
+    untuned = [row for row in own if row.question == "accuracy" and not row.recovery_epochs and row.reason is None]
+    untuned = list({(row.method, repr(row.settings)): row for row in untuned}.values())
+
+    def other(row: Row, question: str, **wanted: object) -> Row | None:
+        alike = (found for found in own if (found.method, found.settings) == (row.method, row.settings))
+        found = [own for own in alike if own.question == question]
+        return next((own for own in found if all(getattr(own, key) == value for key, value in wanted.items())), None)
+
+    def recovered(row: Row) -> str:
+        found = [own for own in rows if own.recovery_epochs and own.method == row.method and own.model == model]
+        found = [own for own in found if own.settings == row.settings and own.target_macs == ratio]
+        return interval("top1")(found[-1]) if found else EMPTY
+
+    def fast(batch: int, gpu: bool) -> Column:
+        def show(row: Row) -> str:
+            found = other(row, "speed", batch_size=batch, dtype="bfloat16" if gpu else "float32")
+            if found is None or found.images_per_second is None:
+                return EMPTY
+            return f"{found.images_per_second:,.0f}" + ("" if row.method == "host" else f" ({found.speedup:.2f}×)")
+
+        return show
+
+    def minutes(row: Row) -> str:
+        return EMPTY if row.search_seconds is None else f"{row.search_seconds / 60:.1f}"
+
+    columns: dict[str, Column] = {
+        "method": method_of,
+        "MACs": lambda row: "1" if row.method == "host" else number("macs_ratio", ".3f")(row),
+        "top-1": interval("top1"),
+        "recovered": recovered,
+        "GPU, 256": fast(256, gpu=True),
+        "GPU, 1": fast(1, gpu=True),
+        "CPU, 16": fast(16, gpu=False),
+        "search": minutes,
+    }
+    return markdown(columns, untuned)
