@@ -6,29 +6,45 @@ import sys
 
 import typer
 
-from benchmarks import ablations, accuracy, gpu, search, speed, table
+from benchmarks import ablations, accuracy, gpu, models, search, speed, table
+from benchmarks.figures import house, methods
+from benchmarks.paper import commands
+from benchmarks.paper.published import TABLES
 from patchslim.errors import PatchslimError
 
-app = typer.Typer(
-    name="python -m benchmarks",
-    help="Measure patchslim: each command answers one question and writes rows to results/.",
-    add_completion=False,
-    rich_markup_mode=None,
-    pretty_exceptions_enable=False,
-    no_args_is_help=True,
-)
+
+def app_of(what: str) -> typer.Typer:
+    """An empty set of commands."""
+    return typer.Typer(
+        help=what, add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False, no_args_is_help=True
+    )
+
+
+app = app_of("Measure patchslim: each command answers one question and writes rows to results/.")
 app.command("accuracy")(accuracy.accuracy)
 app.command("speed")(speed.speed)
 app.command("search")(search.search)
 app.command("ablations")(ablations.ablations)
 app.command("gpu")(gpu.gpu)
 app.command("table")(table.table)
+app.command("models")(models.models)
+
+figures = app_of("Draw the pictures of the README and of docs/architecture.md.")
+figures.command("house")(house.house)
+figures.command("methods")(methods.methods)
+app.add_typer(figures, name="figures")
+
+paper = app_of("The paper's tables, throughput and figures, measured and published side by side.")
+for name in TABLES:
+    paper.command(name)(commands.tables)
+paper.command("throughput")(commands.throughput)
+app.add_typer(paper, name="paper")
 
 
 def main() -> None:
     """Run a benchmark; what a user may cause ends with one sentence and exit code 2."""
     try:
-        app()
+        app(prog_name="python -m benchmarks")
     except PatchslimError as error:
         print(f"benchmarks: {error}", file=sys.stderr)
         sys.exit(2)

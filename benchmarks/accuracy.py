@@ -14,6 +14,7 @@ from torch import nn
 
 from benchmarks.inputs import (
     MODEL,
+    OWN_FAULT,
     Macs,
     Methods,
     ModelName,
@@ -25,17 +26,20 @@ from benchmarks.inputs import (
     network,
     read_methods,
     say,
-    wilson,
+    scored,
+    training_images,
 )
 from benchmarks.rows import RESULTS, Row, about, keep
+from patchslim.cache import Cache
 from patchslim.data import ImageSource
-from patchslim.errors import BudgetError, DataError
+from patchslim.data.tensors import TensorImages
+from patchslim.data.views import seeded
+from patchslim.errors import DataError
 from patchslim.evidence.features import Features
 from patchslim.evidence.network import relative_error
-from patchslim.hosts import inspect, open_host, open_slim
+from patchslim.hosts import HostInfo, inspect, open_host, open_slim
 from patchslim.macs import count_macs, host_macs
-from patchslim.measure.paired import paired
-from patchslim.measure.ranks import Ranks, ranks_of
+from patchslim.measure.ranks import ranks_of
 from patchslim.methods import Fitted, Task, fit, model_of
 from patchslim.recover import RecoverConfig, recover
 from patchslim.runs.make import peak_memory_gib
@@ -59,6 +63,7 @@ def accuracy(
     train: Annotated[str | None, typer.Option("--train", help="Unlabelled images to recover with [--data].")] = None,
     recover_epochs: Annotated[int, typer.Option("--recover", help="Epochs of a recovery; 0 for none.")] = 0,
     limit: Annotated[int | None, typer.Option("--limit", help="Measure on a sample of --val.")] = None,
+    unseen: Annotated[str | None, typer.Option("--unseen", help="Images for the error [what --data has left].")] = None,
     img_size: Sized = None,
     device: Where = None,
     fresh: Annotated[bool, typer.Option("--fresh", help="Search anew though a cache of the search is there.")] = False,
@@ -67,41 +72,49 @@ def accuracy(
 ) -> None:
     """Slim by each method, and measure top-1 on --val and the error on training images that were not chosen by."""
     host, _, place = network(model, checkpoint, img_size, device)
-    every = in_memory(data, host)
-    if len(every) <= images:
-        raise DataError(f"{data} has {len(every)} images; --images has to leave some of them to measure the error on.")
-    order = torch.randperm(len(every), generator=torch.Generator().manual_seed(seed)).tolist()
-    chosen, unseen = every.subset(sorted(order[:images])), every.subset(sorted(order[images : images + UNSEEN]))
-    case = Case(host, in_memory(val, host, limit, split="test"), unseen)
+    chosen, others = split(data, unseen, host, images, seed)
+    case = Case(host, in_memory(val, host, limit, split="test"), others)
     head = about(place) | {"question": "accuracy", "model": model, "seed": seed, "images": images}
     keep([Row(**head, method="host", macs=host_macs(inspect(host)), **case.score(host))], out)
-    task = Task.of(host, chosen, Target(macs=target_macs), seed=seed, batch_size=BATCH, memory_gib=16)
-    if cache is not None and fresh:
-        shutil.rmtree(cache, ignore_errors=True)
     for one in read_methods(methods):
         head |= {"method": one.name, "settings": one.settings, "target_macs": target_macs}
+        # A task of its own for each: what one found out is neither true of another nor part of its time.
+        memory = None if cache is None else cache / f"{one}"
+        if memory is not None and fresh:
+            shutil.rmtree(memory, ignore_errors=True)
+        settings: dict[str, Any] = {"seed": seed, "batch_size": BATCH, "memory_gib": 16, "cache": Cache(memory)}
         start = time.monotonic()
         try:
-            found = fit(one.method, task)
-        except BudgetError as error:
+            with seeded(seed, device=place):
+                found = fit(one.method, Task.of(host, chosen, Target(macs=target_macs), **settings))
+        except OWN_FAULT as error:
             keep([Row(**head, reason=str(error))], out)
             continue
         seconds = round(time.monotonic() - start, 1)
         slim = model_of(found, host)
-        row = Row(**head, **facts(slim, found, seconds), **case.score(slim))
+        row = Row(**head, **facts(slim, found, seconds, inspect(host)), **case.score(slim))
         keep([row], out)
         say(f"{one} at {target_macs:g}: {row.top1:.2f} %, {row.lost:+.2f} lost, error {row.error}, {seconds} s")
         if recover_epochs:
-            images_to_learn_by = every if train is None else in_memory(train, host)
-            keep([recovered(row, case, slim, host, images_to_learn_by, recover_epochs)], out)
+            keep([recovered(row, case, slim, host, training_images(train or data, host), recover_epochs)], out)
 
 
-def facts(slim: nn.Module, found: Fitted, seconds: float) -> dict[str, Any]:
+def split(data: str, unseen: str | None, host: nn.Module, images: int, seed: int) -> tuple[TensorImages, TensorImages]:
+    """Images to choose by, and others that the error is measured on."""
+    every = in_memory(data, host)
+    order = torch.randperm(len(every), generator=torch.Generator().manual_seed(seed)).tolist()
+    if unseen is None and len(every) <= images:
+        raise DataError(f"{data} has {len(every)} images; --images has to leave some, or --unseen names others.")
+    chosen, left = (every.subset(sorted(own)) for own in (order[:images], order[images : images + UNSEEN]))
+    return chosen, left if unseen is None else in_memory(unseen, host, UNSEEN, seed)
+
+
+def facts(slim: nn.Module, found: Fitted, seconds: float, info: HostInfo) -> dict[str, Any]:
     """What a slim model is and what its search took."""
     macs = count_macs(slim)
     return {
         "macs": macs,
-        "macs_ratio": macs / host_macs(inspect(slim)),
+        "macs_ratio": macs / host_macs(info),
         "patches_per_block": None if found.plan is None else list(found.plan.counts),
         "search_seconds": seconds,
         "peak_memory_gib": round(peak_memory_gib(), 2),
@@ -110,7 +123,7 @@ def facts(slim: nn.Module, found: Fitted, seconds: float) -> dict[str, Any]:
 
 def recovered(row: Row, case: Case, slim: nn.Module, host: nn.Module, images: ImageSource, epochs: int) -> Row:
     """The same row after a recovery without labels."""
-    result = recover(slim, host, images, RecoverConfig(epochs=epochs, block_epochs=0, seed=row.seed or 0))
+    result = recover(slim, host, images, RecoverConfig(epochs=epochs, seed=row.seed or 0))
     more = {"recovery_epochs": epochs, "recovery_images": len(images), "recovery_seconds": result.report["seconds"]}
     found = Row(**row.model_dump() | more | case.score(result.model))
     say(f"{row.method}, recovered: {found.top1:.2f} %, {found.lost:+.2f} lost")
@@ -124,25 +137,15 @@ class Case:
     host: nn.Module
     val: ImageSource
     unseen: ImageSource
-    base: Ranks | None = None
+    base: torch.Tensor | None = None  # which images the host gets right
 
     def score(self, model: nn.Module) -> dict[str, Any]:
         """Top-1 and top-5 with intervals, what is lost against the host, and the error."""
         (found,) = ranks_of([model], [self.val], BATCH)
-        right, images = int(found.hits.sum()), len(found.ranks)
-        low, high = wilson(right, images)
-        score: dict[str, Any] = {
-            "val_images": images,
-            "top1": 100 * right / images,
-            "top1_low": low,
-            "top1_high": high,
-            "top5": float((found.ranks < 5).double().mean() * 100),
-        }
+        score = scored(found.hits, self.base) | {"top5": float((found.ranks < 5).double().mean() * 100)}
         if self.base is None:
-            self.base = found
+            self.base = found.hits
             return score
-        apart = paired(self.base.hits, found.hits)
-        score |= {"lost": apart.difference, "lost_low": apart.low, "lost_high": apart.high}
         return score | {"error": error_of(model, self.host, self.unseen), "error_images": len(self.unseen)}
 
 

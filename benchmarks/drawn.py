@@ -6,6 +6,7 @@ Counts follow the shape of plans that were searched for, by method and number of
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from torch import nn
@@ -15,8 +16,8 @@ from patchslim.data import tensor_images
 from patchslim.errors import BudgetError
 from patchslim.hosts import HostInfo, open_host
 from patchslim.macs import host_macs, plan_macs
-from patchslim.methods import Task, fit, model_of
-from patchslim.plan import SlimPlan
+from patchslim.methods import Power, Task, fit, model_of
+from patchslim.plan import SlimPlan, make_plan
 from patchslim.search import Target
 from patchslim.slim import assembled_
 
@@ -24,14 +25,17 @@ from patchslim.slim import assembled_
 STATIC = (0.72, 0.72, 0.71, 0.65, 0.59, 0.57, 0.56, 0.54, 0.54, 0.54, 0.48)
 EVERY = (1.0, 0.93, 0.93, 0.83, 0.72, 0.56, 0.37, 0.31, 0.27, 0.23, 0.23)  # each image's own, in nine blocks
 THREE = (1.0, 1.0, 1.0, 0.65, 0.65, 0.65, 0.42, 0.42, 0.42, 0.27, 0.27)  # in three
-SHAPES = {"merge": EVERY, "predict": EVERY, "dps": STATIC, "cover": STATIC, "drop": STATIC, "ps": STATIC}
+FLAT = (0.5,) * 11  # the same in every block
 HALVINGS = 40
+IMAGES = 4  # of nothing, for methods that learn: after so many steps no two of VTP's gates are alike
 
 
 def shape_of(chosen: Chosen) -> Sequence[float]:
     """How patches leave in plans of a method."""
     few = getattr(chosen.method, "blocks", None)
-    return THREE if few is not None and few <= 3 else SHAPES[chosen.name]
+    if few is not None and few <= 3:
+        return THREE
+    return {"merge": EVERY, "predict": EVERY, "uniform": FLAT}.get(chosen.name, STATIC)
 
 
 def counts_at(info: HostInfo, shape: Sequence[float], macs: Callable[[list[int]], int], ratio: float) -> list[int]:
@@ -45,7 +49,7 @@ def counts_at(info: HostInfo, shape: Sequence[float], macs: Callable[[list[int]]
             left.append(max(least, min(left[-1], round(info.patches * (1 - stretch * share)))))
         return [*left[1:], left[-1] if info.reads_patches else 0]
 
-    budget, outside, inside = ratio * host_macs(info), 0.0, 1 / max(gone)
+    budget, outside, inside = ratio * host_macs(info), 0.0, 1 / min(share for share in gone if share)
     if macs(counts(inside)) > budget:
         raise BudgetError(f"No plan of this shape comes down to {ratio:g} of {info.name}'s MACs.")
     for _ in range(HALVINGS):
@@ -56,20 +60,32 @@ def counts_at(info: HostInfo, shape: Sequence[float], macs: Callable[[list[int]]
 
 def drawn_plan(info: HostInfo, chosen: Chosen, ratio: float, counts: Sequence[int] | None = None) -> SlimPlan:
     """A plan with given counts, or with counts of the method's usual shape."""
-    method: Any = chosen.method
 
     def macs(own: list[int]) -> int:
-        return plan_macs(info, method.sketch(info, own))
+        return plan_macs(info, sketch(info, chosen.method, own))
 
-    plan: SlimPlan = method.sketch(info, counts or counts_at(info, shape_of(chosen), macs, ratio))
+    return sketch(info, chosen.method, counts or counts_at(info, shape_of(chosen), macs, ratio))
+
+
+def sketch(info: HostInfo, method: Any, counts: Sequence[int]) -> SlimPlan:
+    """A plan with so many patches per block; PoWER keeps at least one in each."""
+    if isinstance(method, Power):
+        return make_plan(info, method.steps(info, [max(1, count) for count in counts]))
+    plan: SlimPlan = method.sketch(info, counts)
     return plan
 
 
 def drawn_model(host: nn.Module, chosen: Chosen, ratio: float, counts: Sequence[int] | None = None) -> nn.Module:
-    """A model to be timed: what its steps own is untrained. A method without a sketch needs no images and is fitted."""
-    if chosen.method.draft(open_host(host).info) is None:
-        info = open_host(host).info
-        task = Task.of(host, tensor_images(noise(info, 2, next(host.parameters()).device)), Target(macs=ratio))
-        return model_of(fit(chosen.method, task), host)
-    own = Task.of(host, tensor_images(noise(open_host(host).info, 1, next(host.parameters()).device))).fresh_host()
-    return assembled_(own, drawn_plan(own.info, chosen, ratio, counts)).eval()
+    """A model to be timed: what its steps own is untrained.
+
+    A method without a sketch is fitted to images of nothing, for one epoch: what it learns does not matter to a clock.
+    """
+    info, method = open_host(host).info, chosen.method
+    if getattr(method, "threshold", False):
+        raise BudgetError("What a threshold computes depends on the images; time its run with `patchslim bench`.")
+    images = tensor_images(noise(info, IMAGES, next(host.parameters()).device))
+    task = Task.of(host, images, Target(macs=ratio), batch_size=1)
+    if isinstance(method, Power) or (hasattr(method, "draft") and method.draft(info) is not None):
+        return assembled_(task.host, drawn_plan(task.info, chosen, ratio, counts)).eval()
+    quick = {"epochs": 1} if hasattr(method, "epochs") else {}
+    return model_of(fit(replace(method, **quick), task), host)

@@ -56,14 +56,15 @@ def gpu(
         given = ["--checkpoint", str(checkpoint), "--data", data, "--val", val, "--images", str(images)]
         for method in METHODS.split(","):
             words = [*own, "accuracy", *given, "--model", model, "--methods", method, "--recover", "2", *where]
-            beside.append(Part(f"accuracy-{method}", words, 270))
+            beside.append(Part(f"accuracy-{method}", words, 240))
     timings = {
         f"{model}-256": ["--model", model, "--batch-sizes", "256"],
         f"{model}-1": ["--model", model, "--batch-sizes", "1"],
         "518px": ["--model", LARGE, "--img-size", "518", "--batch-sizes", "32,1"],
     }
-    speeds = {name: [*own, "speed", *words, "--methods", TIMED, *where] for name, words in timings.items()}
-    beside += [Part(f"warm-{name}", [*words, "--warm", "--seconds", "0.01"], 270) for name, words in speeds.items()]
+    timed = ["--methods", TIMED, "--searched", *where]  # with the counts just searched for, where there are any
+    speeds = {name: [*own, "speed", *words, *timed] for name, words in timings.items()}
+    beside += [Part(f"warm-{name}", [*words, "--warm", "--seconds", "0.01"], 240) for name, words in speeds.items()]
     run_beside(beside, logs)
     for name, words in speeds.items():
         left = LIMIT - (time.monotonic() - start)

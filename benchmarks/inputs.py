@@ -6,19 +6,24 @@ import math
 import sys
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar, Self
 
 import torch
 import typer
 from torch import Tensor, nn
 
 from patchslim.cli.common import open_device, open_model, split_setting, workers_for
-from patchslim.data import ImageSource, open_images, tensor_images
+from patchslim.data import Images, ImageSource, open_images, tensor_images
+from patchslim.data.canvas import Canvases
 from patchslim.data.tensors import TensorImages
+from patchslim.errors import BudgetError, MethodError, PlanError, RecoverError, UnsupportedModel
 from patchslim.hosts import HostInfo, inspect
+from patchslim.measure.paired import paired
 from patchslim.methods import make
 
 Z = 1.959963984540054  # of a 95 % interval
+# What a method may fail with on one model or ratio; the other rows go on.
+OWN_FAULT = (BudgetError, MethodError, PlanError, RecoverError, UnsupportedModel)
 
 MODEL = "deit_tiny_patch16_224"
 ModelName = Annotated[str, typer.Option("--model", help="A timm name, a Hugging Face folder, or hf:NAME.")]
@@ -77,7 +82,7 @@ def in_memory(
     source: str, model: nn.Module, limit: int | None = None, seed: int = 0, split: Any = "train"
 ) -> TensorImages:
     """Images of a source, decoded once."""
-    workers = min(15, max(workers_for(next(model.parameters()).device), 0))
+    workers = workers_for(next(model.parameters()).device)
     return held(open_images(source, model=model, limit=limit, seed=seed, split=split, workers=workers))
 
 
@@ -85,6 +90,42 @@ def held(images: ImageSource) -> TensorImages:
     """A source whose images are decoded once."""
     batches = list(images.batches(100))
     return tensor_images(torch.cat([pixels for pixels, _ in batches]), torch.cat([labels for _, labels in batches]))
+
+
+class Kept(Images):
+    """Images whose pictures are read once for all trainings that want the same ones."""
+
+    known: ClassVar[dict[tuple[str, str], Canvases]] = {}
+
+    @classmethod
+    def of(cls, images: Images) -> Self:
+        """The same images."""
+        more: dict[str, Any] = {"classes": images.classes, "workers": images._workers, "mirrors": images.mirrors}
+        return cls(images.name, images._items, images._transform, fingerprint=images.fingerprint, **more)
+
+    def canvases(self, device: torch.device) -> Canvases:
+        """Every picture on a canvas, to cut views from."""
+        key = (self.fingerprint, str(device))
+        if key not in self.known:
+            self.known[key] = super().canvases(device)
+        return self.known[key]
+
+
+def training_images(source: str, model: nn.Module, limit: int | None = None, seed: int = 0) -> Kept:
+    """Images to recover with: views are cut from pictures, as `patchslim finetune` does it, so tensors won't do."""
+    workers = workers_for(next(model.parameters()).device)
+    return Kept.of(open_images(source, model=model, limit=limit, seed=seed, workers=workers))
+
+
+def scored(hits: Tensor, base: Tensor | None = None) -> dict[str, Any]:
+    """Top-1 of images (images,) that were right or not, and what is lost against a base, with 95 % intervals."""
+    low, high = wilson(int(hits.sum()), len(hits))
+    score: dict[str, Any] = {"val_images": len(hits), "top1": float(hits.double().mean() * 100)}
+    score |= {"top1_low": low, "top1_high": high}
+    if base is None:
+        return score
+    apart = paired(base, hits)
+    return score | {"lost": apart.difference, "lost_low": apart.low, "lost_high": apart.high}
 
 
 def wilson(right: int, images: int) -> tuple[float, float]:

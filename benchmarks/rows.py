@@ -17,10 +17,12 @@ from typing import Any
 
 import timm
 import torch
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from patchslim.errors import DataError
+from patchslim.export.cpu import this_cpu
 from patchslim.files import read_json, write_json
+from patchslim.plan import explain
 from patchslim.timing import device_name
 from patchslim.version import __version__
 
@@ -39,6 +41,7 @@ KEY = (
     "batch_size",
     "dtype",
     "threads",
+    "point",
 )
 
 
@@ -54,6 +57,7 @@ class Row(BaseModel):
     target_macs: float | None = None
     macs: int | None = None  # per image
     macs_ratio: float | None = None
+    parameters: int | None = None
     image_size: int | None = None
     patches_per_block: list[int] | None = None
     seed: int | None = None
@@ -85,6 +89,9 @@ class Row(BaseModel):
     speedup_same_embedding: float | None = None  # over the host with the same patch embedding
     modes: dict[str, float] | None = None  # images per second in every mode
 
+    point: dict[str, Any] | None = None  # where in a figure, a file format, … that its columns above do not say
+    values: dict[str, float] | None = None  # numbers that have no column above
+
     reason: str | None = None  # why the numbers are missing
     note: str | None = None
     device: str
@@ -103,7 +110,7 @@ def about(device: torch.device) -> dict[str, Any]:
     """Where, with what, by which command and when: the part that all rows of a run share."""
     words = ["python", "-m", "benchmarks", *(_short(word) for word in sys.argv[1:])]
     return {
-        "device": device_name(device),
+        "device": device_name(device) if device.type == "cuda" else this_cpu().name,
         "threads": torch.get_num_threads() if device.type == "cpu" else None,
         "versions": {
             "patchslim": __version__,
@@ -118,7 +125,7 @@ def about(device: torch.device) -> dict[str, Any]:
 
 def _short(word: str) -> str:
     """A word of a command; of a path only its last part, as where files lie is nobody's business."""
-    return re.sub(r"(?:/[^/,{}\s]+)+/(?=[^/\s])", "", word)
+    return word if word.startswith("hf:") else re.sub(r"[^=\s]*/(?=[^/\s])", "", word)
 
 
 def file_of(device: str, folder: Path = RESULTS) -> Path:
@@ -129,8 +136,17 @@ def file_of(device: str, folder: Path = RESULTS) -> Path:
 def read_rows(folder: Path = RESULTS) -> Iterator[Row]:
     """Every row of every device."""
     for path in sorted(folder.glob("*.json")):
-        for row in read_json(path, DataError, "results")["rows"]:
-            yield Row.model_validate(row)
+        yield from _rows_in(path)
+
+
+def _rows_in(path: Path) -> list[Row]:
+    found = read_json(path, DataError, "file of results")
+    if not isinstance(found.get("rows"), list):
+        raise DataError(f"{path} holds no rows; files of results have a list of them.")
+    try:
+        return [Row.model_validate(row) for row in found["rows"]]
+    except ValidationError as error:
+        raise DataError(f"{path} holds a row that is none: {explain(error)}.") from None
 
 
 def keep(rows: Iterable[Row], folder: Path = RESULTS) -> None:
@@ -140,6 +156,5 @@ def keep(rows: Iterable[Row], folder: Path = RESULTS) -> None:
         fcntl.flock(lock, fcntl.LOCK_EX)  # parts of a benchmark may run beside one another
         for row in rows:
             path = file_of(row.device, folder)
-            known = read_json(path, DataError, "results")["rows"] if path.exists() else []
-            found = {own.key: own for own in map(Row.model_validate, known)} | {row.key: row}
+            found = {own.key: own for own in (_rows_in(path) if path.exists() else [])} | {row.key: row}
             write_json(path, {"rows": [own.model_dump(exclude_none=True) for own in found.values()]})

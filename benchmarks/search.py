@@ -60,7 +60,7 @@ def search(
     start = time.monotonic()
     found = fit(wanted[0].method, task)
     seconds = time.monotonic() - start
-    told = facts(model_of(found, host), found, round(seconds, 1))
+    told = facts(model_of(found, host), found, round(seconds, 1), info)
     row = Row(
         **about(place),
         question="search",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Annotated, Any
 
 import torch
@@ -56,11 +56,10 @@ def speed(
 ) -> None:
     """Time hosts and slim models in turns. Speed does not depend on weights, so they may be random."""
     host, info, place = network(model, checkpoint, img_size, device)
-    models: dict[str, nn.Module] = {"host": host, SAME: with_matmul_embed(host)}
-    heads: dict[str, dict[str, Any]] = {"host": {"method": "host", "macs": host_macs(info)}}
+    models, heads = contenders(host, info)
     for chosen in read_methods(methods):
         try:
-            counts = searched_counts(model, chosen, target_macs) if searched else None
+            counts = searched_counts(read_rows(out), model, chosen, target_macs) if searched else None
             models[str(chosen)] = drawn_model(host, chosen, target_macs, counts)
             heads[str(chosen)] = about_model(models[str(chosen)], chosen, target_macs, info)
         except PatchslimError as error:
@@ -70,14 +69,18 @@ def speed(
     for size in map(int, batch_sizes.split(",")):
         about_all = about(place) | {"question": "speed", "model": model, "image_size": info.image_size[0]}
         about_all |= {"batch_size": size, "dtype": dtype}
-        batch = noise(info, size, place, DTYPES[dtype])
-        if warm:
-            contest.tell(f"warming, batch {size}")
-        rows = [Row(**about_all, **heads[name], **own) for name, own in timed(contest, ready, batch) if name in heads]
+        found = timed(contest, ready, noise(info, size, place, DTYPES[dtype]))
+        rows = [Row(**about_all, **heads[name], **own) for name, own in found if name in heads]
         for row in rows:
             say(f"batch {size}: {row.method} {row.settings or ''} {row.images_per_second:,.0f}/s ({row.mode})")
         if not warm:
             keep(rows, out)
+
+
+def contenders(host: nn.Module, info: HostInfo) -> tuple[dict[str, nn.Module], dict[str, dict[str, Any]]]:
+    """What every contest begins with: the host as it comes, and with the patch embedding of slim models."""
+    known = {"method": "host", "macs": host_macs(info), "macs_ratio": 1.0, "parameters": info.parameters}
+    return {"host": host, SAME: with_matmul_embed(host)}, {"host": known}
 
 
 def timed(contest: Contest, models: dict[str, nn.Module], batch: torch.Tensor) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -98,12 +101,10 @@ def timed(contest: Contest, models: dict[str, nn.Module], batch: torch.Tensor) -
         )
 
 
-def searched_counts(model: str, chosen: Chosen, ratio: float) -> Sequence[int] | None:
+def searched_counts(rows: Iterable[Row], model: str, chosen: Chosen, ratio: float) -> Sequence[int] | None:
     """Patches per block that a search of `accuracy` found for the same method, model and ratio."""
-    rows = (row for row in read_rows() if row.question == "accuracy" and row.model == model)
-    alike = [
-        row for row in rows if (row.method, row.settings, row.target_macs) == (chosen.name, chosen.settings, ratio)
-    ]
+    wanted = ("accuracy", model, chosen.name, chosen.settings, ratio)
+    alike = [row for row in rows if (row.question, row.model, row.method, row.settings, row.target_macs) == wanted]
     return alike[-1].patches_per_block if alike else None
 
 
@@ -117,5 +118,6 @@ def about_model(slim: nn.Module, chosen: Chosen, ratio: float, info: HostInfo) -
         "target_macs": ratio,
         "macs": macs,
         "macs_ratio": macs / host_macs(info),
+        "parameters": sum(weight.numel() for weight in slim.parameters()),
         "patches_per_block": None if plan is None else list(plan.counts),
     }

@@ -9,6 +9,7 @@ import typer
 
 from benchmarks.inputs import MODEL, Out
 from benchmarks.rows import RESULTS, Row, read_rows
+from patchslim.errors import PatchslimError
 
 EMPTY = "–"
 Column = Callable[[Row], str]
@@ -88,12 +89,27 @@ def table(
     if question == "readme":
         print(readme_table(list(read_rows(folder)), model or MODEL, target_macs or 0.55))
         return
+    if question not in COLUMNS:
+        raise PatchslimError(f"There is no question {question!r}; choose from {', '.join(COLUMNS)} or readme.")
     rows = [row for row in read_rows(folder) if row.question == question and model in (None, row.model)]
     rows = [row for row in rows if target_macs in (None, row.target_macs) or row.method == "host"]
-    for device in dict.fromkeys((row.model, row.device, row.threads) for row in rows):
-        own = [row for row in rows if (row.model, row.device, row.threads) == device]
-        threads = "" if device[2] is None else f", {device[2]} threads"
-        print(f"{device[0]} on {device[1]}{threads}\n\n{markdown(COLUMNS[question], own)}\n")
+    print(pages(question, rows))
+
+
+def pages(question: str, rows: Sequence[Row]) -> str:
+    """A table for each device, and for each model where models are no column; then why rows have no numbers."""
+    columns, found = COLUMNS[question], []
+
+    def key(row: Row) -> tuple[str | None, str, int | None]:
+        return None if "model" in columns else row.model, row.device, row.threads
+
+    for model, device, threads in dict.fromkeys(map(key, rows)):
+        own = [row for row in rows if key(row) == (model, device, threads)]
+        where = device if threads is None else f"{device}, {threads} threads"
+        notes = [f"- {method_of(row)} at {row.target_macs:g}: {row.reason}" for row in own if row.reason]
+        shown = markdown(columns, [row for row in own if not row.reason])
+        found.append("\n".join([where if model is None else f"{model} on {where}", "", shown, "", *notes]))
+    return "\n".join(found)
 
 
 def readme_table(rows: Sequence[Row], model: str, ratio: float) -> str:

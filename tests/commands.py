@@ -1,13 +1,20 @@
 """What tests of the command line share; `conftest.py` has the fixture that runs it."""
 
+import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from PIL import Image
 
 Run = Callable[..., tuple[int, str, str]]  # words → exit code, standard output, standard error
+
+ON_CPU = ("--data", "digits", "--device", "cpu")
+# timm's smallest ViT with 16 patches and random weights: what becomes of accuracy does not matter to most tests.
+SMALL = ("test_vit", "--img-size", "64", *ON_CPU, "--images", "8", "--batch-size", "8")
+QUICK = ("slim", *SMALL, "--target-macs", "0.7", "--method", "drop")
 
 
 def call(*words: str) -> int:
@@ -19,6 +26,13 @@ def call(*words: str) -> int:
         with pytest.raises(SystemExit) as end:
             main()
     return int(end.value.code or 0)
+
+
+def result(run: Run, *words: str) -> dict[str, Any]:
+    """The one JSON object that a command prints; nothing else stands on standard output."""
+    code, out, err = run(*words, "--json")
+    assert code == 0, err
+    return dict(json.loads(out))
 
 
 def refused(result: tuple[int, str, str], words: str) -> None:

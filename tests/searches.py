@@ -1,6 +1,6 @@
-"""Searches that measure, on small hosts, for the tests of them."""
+"""Methods that search by measuring, on small hosts, for the tests of searches."""
 
-from collections.abc import Mapping
+from collections.abc import Callable
 from functools import cache
 from typing import Any
 
@@ -9,68 +9,70 @@ from torch import Tensor, nn
 
 import patchslim as ps
 from patchslim.hosts import HostInfo
-from patchslim.plan import DistanceSpec, PredictorSpec, SlimPlan, build_plan
-from patchslim.slim.predictor import hidden_width
-from small import make_host, make_images, read_by
+from patchslim.plan import SlimPlan, make_plan
+from patchslim.slim.assemble import own_keys
+from patchslim.steps import Step
+from patchslim.steps.cover import Cover as CoverStep
+from patchslim.steps.merge import Merge as MergeStep
+from patchslim.steps.predict import Predict as PredictStep
+from small import make_host, make_images, read_by, steps_for
 
-WAYS: dict[str, dict[str, Any]] = {
-    "matched merge": {"select": "matched", "removed": "merge"},
-    "matched drop": {"select": "matched", "removed": "drop"},
-    "matched merge, keys": {"select": "matched", "removed": "merge", "distance": "keys"},
-    "static merge": {"select": "static", "removed": "merge"},
-    "fixed groups": {"select": "static", "removed": "merge", "groups": "fixed"},
-    "predicted drop": {"select": "predicted", "removed": "drop"},
-    "predicted drop, pool": {"select": "predicted", "removed": "drop", "predictor": "pool"},
-    "predicted merge": {"select": "predicted", "removed": "merge"},
-    "predicted threshold": {"select": "predicted", "removed": "drop", "mode": "threshold"},
+IMAGES, PATCHES, WIDTH = 5, 16, 24
+CHANNELS = (PATCHES * WIDTH // 4 - WIDTH) // (WIDTH + PATCHES)  # of a distance: as many as cost no more than keys
+METHODS = ps.methods
+WAYS: dict[str, Any] = {
+    "merge": METHODS.Merge(blocks=None),
+    "cover": METHODS.Cover(),
+    "predict": METHODS.Predict(epochs=3),
+    "predict drop": METHODS.Predict(removed="drop", epochs=3),
+    "threshold": METHODS.Predict(threshold=True, epochs=3),
+    "dps": METHODS.DPS(epochs=3),
 }
+STEPS: dict[str, Callable[[int, int], Step]] = {
+    "merge": lambda n, layer: MergeStep(n=n, channels=CHANNELS),
+    "cover": lambda n, layer: CoverStep(n=n),
+    "predict": lambda n, layer: PredictStep(n=n, merge=True, selector="context", hidden=WIDTH // 12),
+    "predict drop": lambda n, layer: PredictStep(n=n, selector="context", hidden=WIDTH // 12),
+    "threshold": lambda n, layer: PredictStep(n=n, selector="mlp", hidden=WIDTH // 12),
+    "dps": lambda n, layer: PredictStep(n=n, selector="pool"),
+}
+PAIRS = ("merge", "predict")  # at least half of a block's patches stay
 ASKED = [("class", 0.5), ("attention pool", 0.5), ("registers", 0.3), ("mean with prefix", 0.9)]  # hosts and shares
-IMAGES, PATCHES = 5, 16
 
 
-def config(way: str, **changes: Any) -> ps.SearchConfig:
-    """Settings for 16 patches and a handful of images."""
-    return ps.SearchConfig(**({"batch_size": 8, "predictor_epochs": 3} | WAYS[way] | changes))
-
-
-Found = tuple[SlimPlan, dict[str, Tensor]]
+def slim_by(model: nn.Module, images: Tensor, way: Any, **asked: Any) -> Any:
+    """A slim model by one of the ways, or by a method."""
+    return ps.slim(model, images, WAYS.get(way, way) if isinstance(way, str) else way, **({"batch_size": 8} | asked))
 
 
 @cache
-def searched(kind: str, way: str, **changes: Any) -> Found:
-    """The outcome of a search on a small host, the same one for every test that asks."""
-    return ps.search(make_host(kind), make_images(IMAGES), config(way, **changes))
+def searched(kind: str, way: str, **asked: Any) -> Any:
+    """The slim model of a small host, the same one for every test that asks."""
+    return slim_by(make_host(kind), make_images(IMAGES), way, **asked)
 
 
-def least(info: HostInfo) -> list[int]:
-    """As few patches as pairs can leave."""
-    return [8, 4, 2, 1 if info.reads_patches else 0]
+def fewest(info: HostInfo, way: str) -> list[int]:
+    """As few patches as a plan of that kind can keep."""
+    last = int(info.reads_patches)
+    return [8, 4, 2, last] if way in PAIRS else [1, 1, 1, last]
 
 
 @cache
 def limits(kind: str, way: str) -> tuple[float, float]:
     """The least and the largest MAC ratio, from plans that have them."""
-    model, how = make_host(kind), WAYS[way]
+    model = make_host(kind)
     info = ps.inspect(model)
-    last = int(info.reads_patches)
-    fields: dict[str, Any] = {"select": how["select"], "removed": how["removed"]}
-    if how.get("groups"):
-        kept = [list(range(count)) for count in least(info)]
-        into = [-1, 0 if last else -1, 0, 1, *range(4), *range(8)]
-        fewest = build_plan(info, removed="merge", kept=kept, into=into)
-    elif how["select"] == "static":
-        fewest = build_plan(info, removed="merge", kept=[[0]] * 3 + [[0] * last])
-    elif how["select"] == "matched":
-        channels = (PATCHES * 24 // 4 - 24) // (24 + PATCHES)  # as many as cost no more than keys
-        distance = None if how.get("distance") else DistanceSpec(channels=channels, weights="")
-        fewest = build_plan(info, **fields, patches_per_block=least(info), distance=distance)
-    else:
-        predictor = how.get("predictor", "context")
-        spec = PredictorSpec(kind=predictor, hidden=hidden_width(info, predictor), weights="")
-        counts = least(info) if how["removed"] == "merge" else [1, 1, 1, last]
-        fewest = build_plan(info, **fields, patches_per_block=counts, predictor=spec)
-    everything = build_plan(info, kept=[list(range(PATCHES))] * 3 + [list(range(PATCHES * last))])
-    return ratio(model, fewest), ratio(model, everything)
+    least, most = (
+        make_plan(info, steps_for(model, STEPS[way], counts), list(range(PATCHES)))
+        for counts in (fewest(info, way), [PATCHES] * 4)
+    )
+    return ratio(model, least), ratio(model, most)
+
+
+def target_at(kind: str, way: str, share: float) -> float:
+    """A ratio so far from the least one to the largest."""
+    low, high = limits(kind, way)
+    return low + share * (high - low)
 
 
 def ratio(model: nn.Module, plan: SlimPlan) -> float:
@@ -78,9 +80,8 @@ def ratio(model: nn.Module, plan: SlimPlan) -> float:
 
 
 @torch.no_grad()
-def readout_error(model: Any, images: Tensor, plan: SlimPlan, weights: Mapping[str, Tensor]) -> float:
+def readout_error(model: Any, images: Tensor, slim: Any) -> float:
     """‖f̂ − f‖² / ‖f‖² by running both models, one image at a time."""
-    slim: Any = ps.apply(model, plan, weights)
     errors = []
     for image in images.split(1):
         found, true = (read_by(one, image) for one in (slim, model))
@@ -88,7 +89,15 @@ def readout_error(model: Any, images: Tensor, plan: SlimPlan, weights: Mapping[s
     return sum(errors) / len(errors)
 
 
-def target_at(kind: str, way: str, share: float) -> float:
-    """A ratio so far from the least one to the largest."""
-    low, high = limits(kind, way)
-    return low + share * (high - low)
+def own_weights(slim: nn.Module) -> dict[str, Tensor]:
+    """What the steps of a slim model own."""
+    state = slim.state_dict()
+    return {name: state[name] for name in sorted(own_keys(slim))}
+
+
+def assert_same(slim: Any, other: Any) -> None:
+    """Two slim models are the same to the last bit: plan, and weights of host and steps."""
+    assert slim.plan.to_json() == other.plan.to_json()
+    state, found = slim.state_dict(), other.state_dict()
+    assert state.keys() == found.keys()
+    assert all(torch.equal(state[name], found[name]) for name in state)

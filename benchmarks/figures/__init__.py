@@ -1,1 +1,1 @@
-"""The five figures of the paper, each measured into a raw file and drawn from it; `paper_figures.py` is the command."""
+"""The pictures of the README and of docs/architecture.md."""

@@ -1,27 +1,34 @@
 """A picture of the house: the rooms of `src/patchslim` in order, with the imports that the code really has.
 
-`python -m benchmarks figures house` or `python benchmarks/figures/house.py [FILE]`; nothing of patchslim is imported.
+The sources are read, not imported. `tests/test_architecture.py` holds the same order.
 """
 
 from __future__ import annotations
 
 import ast
-import sys
 from collections import Counter
 from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from patchslim.files import replacing
+from patchslim.report.panels import new_figure
 
 ROOT = Path(__file__).parents[2]
 SOURCE, PICTURE = ROOT / "src" / "patchslim", ROOT / "docs" / "architecture.png"
 PACKAGE = "patchslim"
+TITLE = "An arrow: imports from. Arrows along which a chain of others leads are left out; the basics serve all rooms."
 # Rows of the picture from top to bottom; within a row, and from row to row, in the order of imports.
 ROWS: dict[str, tuple[str, ...]] = {
-    "basics": ("version", "errors", "files", "packages", "events"),
-    "what a ViT is": ("kernels", "models", "hosts", "data"),
+    "basics": ("version", "errors", "events", "packages", "files", "folder"),
+    "what a ViT is": ("kernels", "models", "hosts", "cache", "data"),
     "how it is slimmed": ("steps", "plan", "macs", "slim"),
     "what to remove": ("timing", "evidence", "search", "recover", "methods"),
-    "what comes out": ("api", "measure", "export", "report", "runs"),
+    "what comes out": ("api", "quantise", "measure", "export", "report", "runs"),
     "commands": ("cli", "__main__"),
 }
+BACKWARDS = "how it is slimmed"
 ORDER = tuple(room for rooms in ROWS.values() for room in rooms)
 
 
@@ -66,12 +73,12 @@ def lines(source: Path = SOURCE) -> Counter[str]:
 
 
 def places() -> dict[str, tuple[float, float]]:
-    """Where each room stands: rows from the top, rooms from left to right."""
-    widest = max(len(rooms) for rooms in ROWS.values())
-    found = {}
-    for row, rooms in enumerate(ROWS.values()):
+    """Where each room stands: rows from the top; rooms from left to right, one row back, so that arrows stay short."""
+    widest, found = max(len(rooms) for rooms in ROWS.values()), {}
+    for row, (name, rooms) in enumerate(ROWS.items()):
         left = (widest - len(rooms)) / 2
-        found |= {room: (left + place, -float(row)) for place, room in enumerate(rooms)}
+        shown = rooms[::-1] if name == BACKWARDS else rooms
+        found |= {room: (left + place, -float(row)) for place, room in enumerate(shown)}
     return found
 
 
@@ -96,53 +103,39 @@ def drawn(source: Path = SOURCE) -> Counter[tuple[str, str]]:
     return Counter({edge: n for edge, n in found.items() if set(edge) <= set(ORDER) and edge[1] not in basics})
 
 
-def draw(path: Path = PICTURE) -> None:
-    """Every import as a line, one that points the other way in red; faint where a chain of others leads there too."""
-    import matplotlib as mpl
+def faults(source: Path = SOURCE) -> list[str]:
+    """Rooms that have no place in the picture, and imports that point back."""
+    strangers = [f"{room} has no place" for room in sorted(set(lines(source)) - set(ORDER) - {"__init__"})]
+    known = sorted(edge for edge in imports(source) if set(edge) <= set(ORDER))
+    back = [f"{own} imports {other}" for own, other in known if ORDER.index(other) > ORDER.index(own)]
+    return strangers + back
 
-    mpl.use("Agg")
-    from matplotlib import pyplot as plt
 
-    at, size, edges = places(), lines(), drawn()
-    strong = essential(edges)
-    figure, axes = plt.subplots(figsize=(10, 7))
-    for own, other in sorted(edges, key=lambda edge: edge in strong):
-        back, main = ORDER.index(other) > ORDER.index(own), (own, other) in strong
-        look = {"color": "#c0392b" if back else "#2c5f8a" if main else "#b8c6d6", "lw": 1.6 if main or back else 0.7}
-        bend = {"connectionstyle": "arc3,rad=0.12", "shrinkA": 14, "shrinkB": 20, "arrowstyle": "->" if main else "-"}
-        axes.annotate("", xy=at[other], xytext=at[own], arrowprops=look | bend, zorder=1)
-    for room, (x, y) in at.items():
-        text = f"{room}\n{size[room]:,} lines" if size[room] else room
-        box = {"boxstyle": "round,pad=0.45", "fc": "#eef3f8" if size[room] else "white", "ec": "#34495e", "lw": 1.0}
-        axes.text(x, y, text, ha="center", va="center", fontsize=9, bbox=box, zorder=2)
+def draw(path: Path) -> None:
+    """An arrow for every import that no chain of others leads along; in red where it points back."""
+    figure = new_figure(11, 7.5)
+    axes, at, size = figure.subplots(), places(), lines()
+    box = {"boxstyle": "round,pad=0.5", "fc": "#eef3f8", "ec": "#34495e", "lw": 1.0}
+    style: dict[str, Any] = {"ha": "center", "va": "center", "fontsize": 9.5, "bbox": box, "zorder": 2}
+    shown = {room: axes.text(*at[room], f"{room}\n{size[room]:,} lines", **style) for room in ORDER}
+    for own, other in sorted(essential(drawn())):
+        back, level = ORDER.index(other) > ORDER.index(own), at[own][1] == at[other][1]
+        far = level and abs(at[own][0] - at[other][0]) > 1
+        look: dict[str, Any] = {"color": "#c0392b" if back else "#2c5f8a", "lw": 1.4, "arrowstyle": "-|>"}
+        look["connectionstyle"] = f"arc3,rad={0.35 if far else 0 if level else 0.08}"
+        ends = {"patchA": shown[own].get_bbox_patch(), "patchB": shown[other].get_bbox_patch()}
+        axes.annotate("", xy=at[other], xytext=at[own], arrowprops=look | ends | {"shrinkA": 0, "shrinkB": 1}, zorder=1)
     for row, name in enumerate(ROWS):
-        axes.text(-1.35, -float(row), name, ha="left", va="center", fontsize=9, style="italic", color="#34495e")
-    axes.set_xlim(-1.4, max(len(rooms) for rooms in ROWS.values()) - 0.3)
-    axes.set_ylim(-len(ROWS) + 0.4, 0.5)
+        axes.text(-1.35, -float(row), name, ha="left", va="center", fontsize=9.5, style="italic", color="#34495e")
+    axes.set_xlim(-1.4, max(len(rooms) for rooms in ROWS.values()) - 0.4)
+    axes.set_ylim(-len(ROWS) + 0.5, 0.5)
     axes.axis("off")
-    title = (
-        "A room imports from rooms before it (arrow); faint where a chain of arrows leads there too; basics serve all"
-    )
-    axes.set_title(title, fontsize=10)
-    figure.tight_layout()
-    figure.savefig(path, dpi=110)
-    plt.close(figure)
+    axes.set_title(TITLE, fontsize=10)
+    with replacing(path) as temporary:
+        figure.savefig(temporary, format="png")
 
 
-def main() -> None:
-    """Draw it, and tell of rooms that the picture does not know and imports that point back."""
-    path = Path(sys.argv[1]) if len(sys.argv) > 1 else PICTURE
-    draw(path)
-    strangers = sorted(set(lines()) - set(ORDER) - {"__init__"})
-    back = [
-        f"{own} imports {other}"
-        for own, other in imports()
-        if {own, other} <= set(ORDER) and ORDER.index(other) > ORDER.index(own)
-    ]
-    print(
-        f"{path}; rooms it does not know: {', '.join(strangers) or 'none'}; imports back: {', '.join(back) or 'none'}"
-    )
-
-
-if __name__ == "__main__":
-    main()
+def house(out: Annotated[Path, typer.Option("--out", help="The picture.")] = PICTURE) -> None:
+    """Draw the rooms of the package and their imports; say which rooms have no place and which imports point back."""
+    draw(out)
+    print("\n".join([str(out), *faults()]))

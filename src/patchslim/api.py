@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict, is_dataclass
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ from torch import Tensor, nn
 from patchslim.cache import Cache
 from patchslim.data import ImageSource
 from patchslim.events import Listener, silent
+from patchslim.hosts.weights import weights_fingerprint
 from patchslim.methods import DEFAULT, Task, fit, make, model_of
 from patchslim.search import Target
 
@@ -33,7 +35,8 @@ def slim(
     `method` is a name, or an object such as `ps.methods.PS(tune_epochs=3)`. Give `macs` (what to keep, over the
     host's), `speedup` (on the model's device, for batches of `batch_size`) or `tolerance` (relative error of what the
     head reads).
-    Given a `cache` folder, everything found out is kept there, and a search that finds one goes on from it.
+    Given a `cache` folder, everything found out is kept there, and a search that finds one goes on from it. It serves
+    other ratios of the same model, images and method.
     """
     chosen = make(method) if isinstance(method, str) else method
     target = Target(tolerance, macs, speedup, batch_size)
@@ -41,4 +44,17 @@ def slim(
     task = Task.of(
         model, images, target, seed=seed, batch_size=batch_size, memory_gib=memory_gib, cache=kept, progress=progress
     )
+    if cache is not None:
+        kept.belong_to(_about(chosen, task))
     return model_of(fit(chosen, task), model)
+
+
+def _about(method: Any, task: Task) -> dict[str, Any]:
+    """What a search is of; whatever it found out holds for no other."""
+    settings = asdict(method) if is_dataclass(method) and not isinstance(method, type) else {}
+    return {
+        "method": [getattr(method, "name", type(method).__name__), settings],
+        "model": task.once("weights", lambda: weights_fingerprint(task.host.model)),
+        "set of images": task.images.fingerprint,
+        "seed": task.seed,
+    }

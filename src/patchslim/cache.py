@@ -10,6 +10,7 @@ import copy
 import hashlib
 import json
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from patchslim.hosts.weights import load_weights_, write_weights
 
 Key = tuple[Any, ...]
 ENTRIES = "ledger.jsonl"
+ABOUT: Key = ("about",)  # what the others were found out about
 
 
 class Cache:
@@ -49,6 +51,16 @@ class Cache:
             whole += len(line)
             self.entries[entry.pop("key")] = entry
         os.truncate(path, whole)  # what a crash cut short must not run into the next line
+
+    def belong_to(self, about: Mapping[str, Any]) -> None:
+        """Note what is searched, the first time; RunError when what is here was found out about something else."""
+        asked = json.loads(json.dumps(about))
+        known = self.get(ABOUT)
+        if known is None and not self.entries:
+            self.put(ABOUT, asked)
+        elif known != asked:
+            other = next((name for name in asked if known and known.get(name) != asked[name]), "search")
+            raise RunError(f"The cache in {self.folder} is of another {other}; choose another folder.")
 
     def get(self, key: Key) -> dict[str, Any] | None:
         """The entry under a key, if there is one."""

@@ -63,7 +63,7 @@ def working(
     made, empty, keeps = not folder.exists(), not taken(folder), memory == ITSELF
     own.mkdir(parents=True, exist_ok=True)
     with alone(own, folder):
-        _check_memory(folder, own / STARTED, started, worth, advice)
+        _check_memory(folder, own, started, worth, advice)
         try:
             write_json(own / STARTED, started)
             yield logged(folder / LOG, listen)
@@ -78,12 +78,12 @@ def working(
             shutil.rmtree(own)
 
 
-def _check_memory(folder: Path, path: Path, started: Mapping[str, Any], worth: Callable[[], bool], advice: str) -> None:
+def _check_memory(folder: Path, own: Path, started: Mapping[str, Any], worth: Callable[[], bool], advice: str) -> None:
     """Raise RunError when something else was started here."""
-    if path.exists():
-        check_started(folder, path, started, advice)
-    elif worth():
-        raise RunError(f"{folder} can't be resumed: its {STARTED} is missing; remove it and start again.")
+    if (own / STARTED).exists():
+        check_started(folder, own / STARTED, started, advice)
+    elif worth():  # of a run only its memory may go
+        raise RunError(f"{own} can't be resumed: its {STARTED} is missing; remove it and start again.")
 
 
 def check_started(folder: Path, path: Path, started: Mapping[str, Any], advice: str = OTHERWISE) -> None:

@@ -76,6 +76,7 @@ class SlimPlan(BaseModel):
         if self.order is not None and sorted(self.order) != list(range(self.host.patches)):
             raise ValueError(f"the order does not name each patch from 0 to {self.host.patches - 1} once")
         self._check_steps()
+        self._check_ends_alike()
         if self.host.readout in PATCH_READOUTS and not self.counts[-1]:
             raise ValueError(f"the {self.host.readout} readout needs at least one patch in the last block")
         return self
@@ -104,6 +105,16 @@ class SlimPlan(BaseModel):
                 chose = chose or block
             merged = merged or block * step.sizes
             lost = lost or block * (not step.placed)
+
+    def _check_ends_alike(self) -> None:
+        """The head is given one tensor, so in the end all images have equally many patches."""
+        least = most = self.host.patches
+        for step in self.steps:
+            least, most = step.bounds(least, most)
+        if least != most:
+            raise ValueError(
+                "images end with different numbers of patches; let the last block keep none, or a number without `above`"
+            )
 
     @property
     def entering(self) -> list[int]:

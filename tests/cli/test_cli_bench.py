@@ -55,7 +55,7 @@ def test_a_file_for_each_dtype_or_one_for_all(bench: Run, tmp_path: Path) -> Non
     assert code == 0
     assert len(json.loads((tmp_path / "new" / "all.json").read_text())["rows"]) == 4
     assert not (tmp_path / "a" / "bench").exists()
-    assert ps.load(tmp_path / "a").plan.counts
+    assert ps.inspect(ps.load(tmp_path / "a")).depth == 4
 
 
 def test_the_profile_is_shown(bench: Run) -> None:
@@ -132,7 +132,7 @@ def test_quantised_models_are_told(run: Run, bench: Run, tmp_path: Path) -> None
         (("--mode", "warp"), "no mode warp"),
         (("--mode", "eager,graph"), "needs a CUDA device"),
         (("--seconds", "0"), "--seconds"),
-        (("--seconds", "nan"), "seconds"),
+        (("--seconds", "nan"), "--seconds"),
         (("--device", "quantum"), "--device cpu"),
         (("--device", "cuda:99"), "--device cpu"),
         (("--quantize", "int7"), "no quantisation int7"),
@@ -153,3 +153,9 @@ def test_models_that_do_not_fit(bench: Run, monkeypatch: pytest.MonkeyPatch) -> 
 
     monkeypatch.setattr("patchslim.cli.bench.load_host", full)
     refused(bench(), "not enough memory for the models")
+
+
+def test_only_a_run_is_timed(run: Run, tmp_path: Path) -> None:
+    image_folder(tmp_path / "flat")
+    refused(run("bench", "nowhere"), "no run folder")
+    refused(run("bench", "flat"), "holds no run")

@@ -7,14 +7,14 @@ import pytest
 
 import patchslim as ps
 from commands import Run, image_folder, refused
-from export.exported import DEPTH, slim_way
-from small import make_host, plan_for
+from patchslim.slim import plan_of
+from small import make_host, plan_for, slim_of
 
 
 @pytest.fixture
 def saved(tmp_path: Path) -> Path:
     """A run folder."""
-    ps.save(slim_way("drop"), tmp_path / "a")
+    ps.save(slim_of()[1], tmp_path / "a")
     return tmp_path / "a"
 
 
@@ -35,7 +35,7 @@ def test_export_prints_one_object(run: Run, saved: Path, tmp_path: Path) -> None
     assert found["max_difference"] < 1e-5
     assert (found["agreement"], found["ties"]) == (100, 0)
     assert found["cpu"].keys() == {"name", "int8_instructions"}
-    assert ps.load(saved).plan == slim_way("drop").plan
+    assert plan_of(ps.load(saved)) == plan_of(slim_of()[1])
 
 
 def test_int8_from_a_run(run: Run, saved: Path, tmp_path: Path) -> None:
@@ -74,11 +74,11 @@ def test_a_run_with_thresholds_is_refused(run: Run, tmp_path: Path) -> None:
     model = make_host()
     plan, weights = plan_for(model, "threshold")
     ps.save(ps.apply(model, plan, weights), tmp_path / "a")
-    refused(run("export", "a", "--format", "torch-export"), "slim with --mode top-k")
+    refused(run("export", "a", "--format", "torch-export"), "threshold")
 
 
 def test_a_plan_for_another_image_size_is_refused(run: Run, saved: Path, tmp_path: Path) -> None:
-    other = make_host(depth=DEPTH, img_size=48)
+    other = make_host(img_size=48)
     (saved / "plan.json").unlink()
     ps.full_plan(other).save(saved / "plan.json")
     refused(run("export", "a", "--format", "torch-export"), "patches 36")

@@ -6,10 +6,9 @@ from typing import Any
 
 import pytest
 
-from commands import Run
+from commands import ON_CPU, Run
 from hf_small import make_hf
-
-ON_CPU = ("--data", "digits", "--device", "cpu")
+from patchslim.cli.common import default_folder
 
 
 @pytest.fixture
@@ -36,8 +35,8 @@ def test_from_a_folder_to_a_recovered_run(run: Run, net: str) -> None:
     assert slimmed["run"] == "runs/net"
     assert slimmed["macs"] <= 0.7 * info["macs"]
     ways = {
-        "matched": ("--select", "matched"),
-        "threshold": ("--select", "predicted", "--mode", "threshold"),
+        "drop": ("--method", "drop"),
+        "threshold": ("--method", "predict", "--set", "threshold=true", "--set", "epochs=2"),
     }
     for name, words in ways.items():
         result("slim", net, *ON_CPU, *few, *ratio, *words, "--out", name)
@@ -47,10 +46,17 @@ def test_from_a_folder_to_a_recovered_run(run: Run, net: str) -> None:
     speed = result("bench", "runs/net", "--batch-size", "1", "--seconds", "0.05", "--mode", "eager", "--device", "cpu")
     assert speed["ideal_speedup"] == pytest.approx(info["macs"] / slimmed["macs"])
     learnt = ("--epochs", "1", "--supervised-epochs", "1", "--images", "8", "--batch-size", "4")
-    recovered = result("finetune", "matched", *ON_CPU, *learnt)
+    recovered = result("finetune", "runs/net", *ON_CPU, *learnt)
     assert [stage["stage"] for stage in recovered["stages"]] == ["blocks", "distillation", "supervised"]
-    exported = result("export", "runs/net", "--format", "onnx")
+    exported = result("export", "runs/net", "--format", "torch-export")
     assert exported["fp32"]["agreement"] == 100
+
+
+def test_a_folder_is_named_by_the_last_word(net: str, tmp_path: Path) -> None:
+    """Relative to where the command runs, so that a model's own folder is never written to."""
+    names = {"deit_tiny_patch16_224": "deit_tiny_patch16_224", "hf:facebook/dinov2-small": "dinov2-small"}
+    for model, name in {**names, str(tmp_path / net): net, str(tmp_path / net / ".." / net): net}.items():
+        assert default_folder("comparisons", model) == Path("comparisons") / name
 
 
 def test_bad_requests_are_told(run: Run, net: str, monkeypatch: pytest.MonkeyPatch) -> None:

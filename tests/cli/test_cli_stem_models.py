@@ -54,14 +54,15 @@ def test_from_a_checkpoint_to_a_recovered_run(run: Run, name: str, tmp_path: Pat
     on_cpu = ("--data", "digits", "--device", "cpu")
     few, budget = ("--images", "8", "--batch-size", "8"), info["reachable_macs_ratio"]
     ratio = ("--target-macs", str(0.4 * budget[0] + 0.6 * budget[1]))
-    slimmed = result("slim", *given, *on_cpu, *few, *ratio, "--out", "static")
+    slimmed = result("slim", *given, *on_cpu, *few, *ratio, "--out", "merge")
     assert slimmed["macs"] <= float(ratio[1]) * info["macs"]
-    result("slim", *given, *on_cpu, *few, *ratio, "--select", "matched", "--out", "matched")
-    result("slim", *given, *on_cpu, *few, *ratio, "--select", "predicted", "--mode", "threshold", "--out", "threshold")
-    for made in ("static", "matched", "threshold"):
+    threshold = ("--method", "predict", "--set", "threshold=true", "--set", "epochs=2")
+    result("slim", *given, *on_cpu, *few, *ratio, *threshold, "--out", "threshold")
+    result("slim", *given, *on_cpu, *few, *ratio, "--method", "drop", "--out", "drop")
+    for made in ("merge", "drop", "threshold"):
         assert result("eval", made, *on_cpu, "--limit", "8")["images"] == 8
-    speed = result("bench", "static", "--batch-size", "1", "--seconds", "0.05", "--mode", "eager", "--device", "cpu")
+    speed = result("bench", "merge", "--batch-size", "1", "--seconds", "0.05", "--mode", "eager", "--device", "cpu")
     assert speed["ideal_speedup"] == pytest.approx(info["macs"] / slimmed["macs"])
     learnt = ("--epochs", "1", "--supervised-epochs", "1", "--images", "8", "--batch-size", "4")
-    recovered = result("finetune", "matched", *on_cpu, *learnt, "--teacher", "official.pth.tar")
+    recovered = result("finetune", "merge", *on_cpu, *learnt, "--teacher", "official.pth.tar")
     assert [stage["stage"] for stage in recovered["stages"]] == ["blocks", "distillation", "supervised"]

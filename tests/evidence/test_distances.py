@@ -46,7 +46,8 @@ def whole_jacobian(host: Host, x: Tensor, layer: int) -> Tensor:
         return read
 
     jacobian: Tensor = torch.autograd.functional.jacobian(readout, x)
-    return jacobian[:, 0, host.info.prefix_tokens :] / readout(x).norm()
+    along: Tensor = jacobian[:, 0, host.info.prefix_tokens :] / readout(x).norm()
+    return along
 
 
 def weights_of(host: Host, x: Tensor, layer: int) -> Tensor:
@@ -74,7 +75,8 @@ def test_moments_are_those_of_the_whole_jacobian(kind: str, monkeypatch: pytest.
     found = gather(host, features, 0)
     assert len(found) == (info.depth if info.reads_patches else info.depth - 1)
     for layer, moments in enumerate(found, start=1):
-        form, spread, lean = torch.zeros(info.width, info.width), torch.zeros(info.width, info.width), torch.zeros(info.width)
+        form, spread = torch.zeros(2, info.width, info.width)
+        lean = torch.zeros(info.width)
         for image in images.split(1):
             x = entering(host, image, layer)
             jacobian, patches = whole_jacobian(host, x, layer), x[0, info.prefix_tokens :]

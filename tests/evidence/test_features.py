@@ -66,5 +66,5 @@ def test_what_is_kept_is_not_computed_again(monkeypatch: pytest.MonkeyPatch) -> 
 def test_a_source_of_which_no_image_can_be_read_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     source = as_source(make_images(2))
     monkeypatch.setattr(source, "batches", lambda size: iter(()))
-    with pytest.raises(ps.DataError, match="There are no images in .* to calibrate on"):
+    with pytest.raises(ps.DataError, match=r"There are no images in .* to calibrate on"):
         Features(open_host(make_host()), source, 2, 2**30).focus((0,))

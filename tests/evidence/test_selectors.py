@@ -12,58 +12,65 @@ from scipy.stats import spearmanr  # type: ignore[import-untyped]
 from torch import Tensor
 
 import patchslim as ps
+from patchslim.cache import Cache
 from patchslim.data import as_source
+from patchslim.events import silent
+from patchslim.evidence.exact import exact_scores
+from patchslim.evidence.features import Features
+from patchslim.evidence.scoring import Score
+from patchslim.evidence.selectors import SelectorTraining, rank_correlation
 from patchslim.hosts import open_host
-from patchslim.plan import PredictorSpec, SlimPlan, build_plan
-from patchslim.search.exact import exact_scores
-from patchslim.search.features import Features
-from patchslim.search.ledger import Ledger
-from patchslim.search.predict import Trainer, rank_correlation
-from patchslim.slim.predictor import (
-    ContextPredictor,
-    MlpPredictor,
-    PoolPredictor,
-    Predictor,
+from patchslim.plan import SlimPlan, make_plan
+from patchslim.steps.predict import Predict
+from patchslim.steps.selector import (
+    ContextSelector,
+    MlpSelector,
+    PoolSelector,
+    Selector,
+    SelectorKind,
     hidden_width,
-    make_predictor,
+    make_selector,
 )
-from small import make_host, make_images
+from small import make_host, make_images, steps_for
 
-PREDICTORS = {"context": ContextPredictor, "mlp": MlpPredictor, "pool": PoolPredictor}
+SELECTORS = {"context": ContextSelector, "mlp": MlpSelector, "pool": PoolSelector}
 IMAGES, PATCHES = 6, 16
 SOME = ["registers", "attention pool"]
 
 
-def config(**changes: Any) -> ps.SearchConfig:
-    base: dict[str, Any] = {"select": "predicted", "removed": "drop", "batch_size": 3, "predictor_epochs": 60}
-    return ps.SearchConfig(**(base | changes))
+def features_of(model: Any) -> Features:
+    return Features(open_host(model), as_source(make_images(IMAGES)), 3, 2**30)
 
 
-def features_of(model: Any, batch_size: int = IMAGES) -> Features:
-    return Features(open_host(model), as_source(make_images(IMAGES)), batch_size, 2**30)
+def training_of(
+    model: Any,
+    selector: SelectorKind = "context",
+    epochs: int = 3,
+    seed: int = 0,
+    score: Score = "taylor",
+    cache: Cache | None = None,
+    listen: Any = silent,
+) -> SelectorTraining:
+    features = features_of(model)
+    return SelectorTraining(features.host, features, cache or Cache(), listen, selector, score, epochs, seed)
 
 
-def trainer_of(model: Any, chosen: ps.SearchConfig) -> Trainer:
-    return Trainer(open_host(model), features_of(model, chosen.batch_size), chosen, Ledger(), lambda event: None)
-
-
-def plan_of(model: Any, chosen: ps.SearchConfig, *counts: int) -> SlimPlan:
-    """A predicted plan, the last count 0 where no patch is read."""
-    info = ps.inspect(model)
-    spec = PredictorSpec(kind=chosen.predictor, hidden=hidden_width(info, chosen.predictor), weights="")
-    kept = list(counts) if info.reads_patches else [*counts[:-1], 0]
-    return build_plan(info, select="predicted", removed=chosen.removed, predictor=spec, patches_per_block=kept)
+def plan_of(model: Any, selector: SelectorKind, *counts: int) -> SlimPlan:
+    """A plan that predicts, the last count 0 where no patch is read."""
+    hidden = hidden_width(ps.inspect(model), selector)
+    steps = steps_for(model, lambda n, layer: Predict(n=n, selector=selector, hidden=hidden), list(counts))
+    return make_plan(ps.inspect(model), steps)
 
 
 @torch.no_grad()
 def slow_walk(
-    model: Any, plan: SlimPlan, predictors: Mapping[int, Predictor], layers: Sequence[int]
+    model: Any, plan: SlimPlan, selectors: Mapping[int, Selector], layers: Sequence[int]
 ) -> dict[int, list[tuple[Tensor, Tensor]]]:
     """What G says and what it should say in some blocks, per image (t,): one image after the other, at full shape, the
     patches that have left masked."""
     host = open_host(model)
     prefix, tokens = host.info.prefix_tokens, host.info.tokens
-    exact = exact_scores(host, features_of(model, 3), plan.counts, "effect")
+    exact = exact_scores(host, features_of(model), plan.counts, "taylor")
     found: dict[int, list[tuple[Tensor, Tensor]]] = {layer: [] for layer in layers}
     for number, image in enumerate(make_images(IMAGES).split(1)):
         x, alive = host.embed(image), list(range(PATCHES))
@@ -72,7 +79,7 @@ def slow_walk(
             living = [*range(prefix), *(prefix + patch for patch in alive)]
             kept = alive
             if layer in layers:
-                said = predictors[layer](block.norm1(x[:, living])[:, prefix:], torch.tensor([alive]))[0]
+                said = selectors[layer](block.norm1(x[:, living])[:, prefix:], torch.tensor([alive]))[0]
                 found[layer].append((said, exact[number, layer - 1, alive]))
                 best = said.argsort(descending=True).tolist()
                 kept = sorted(alive[place] for place in best[:count])
@@ -90,57 +97,56 @@ def beats_a_constant(pairs: list[tuple[Tensor, Tensor]]) -> bool:
 
 
 @pytest.mark.parametrize("counts", [(16, 16, 16, 16), (12, 7, 4, 3)])
-@pytest.mark.parametrize("predictor", PREDICTORS)
+@pytest.mark.parametrize("selector", SELECTORS)
 @pytest.mark.parametrize("kind", SOME)
-def test_training_beats_a_constant_on_its_images(kind: str, predictor: Any, counts: tuple[int, ...]) -> None:
+def test_training_beats_a_constant_on_its_images(kind: str, selector: Any, counts: tuple[int, ...]) -> None:
     """On the network as slimmed up to each block. Block 4 is left out: its mean readout makes all patches alike."""
-    model, chosen = make_host(kind), config(predictor=predictor)
-    plan = plan_of(model, chosen, *counts)
-    predictors = trainer_of(model, chosen).fit(plan, [1, 2, 3])
-    assert sorted(predictors) == [1, 2, 3]
-    assert all(type(found) is PREDICTORS[predictor] for found in predictors.values())
-    for pairs in slow_walk(model, plan, predictors, [1, 2, 3]).values():
+    model = make_host(kind)
+    plan = plan_of(model, selector, *counts)
+    selectors = training_of(model, selector, 60).fit(plan, [1, 2, 3])
+    assert sorted(selectors) == [1, 2, 3]
+    assert all(type(found) is SELECTORS[selector] for found in selectors.values())
+    for pairs in slow_walk(model, plan, selectors, [1, 2, 3]).values():
         assert beats_a_constant(pairs)
 
 
-def squared_error(model: Any, plan: SlimPlan, predictors: Mapping[int, Predictor]) -> float:
+def squared_error(model: Any, plan: SlimPlan, selectors: Mapping[int, Selector]) -> float:
     """Of log scores over all patches that come into the first block."""
-    said, target = (torch.stack(part) for part in zip(*slow_walk(model, plan, predictors, [1])[1], strict=True))
+    said, target = (torch.stack(part) for part in zip(*slow_walk(model, plan, selectors, [1])[1], strict=True))
     return float((said - target).square().mean())
 
 
-@pytest.mark.parametrize("predictor", PREDICTORS)
-def test_more_training_lowers_the_error_further(predictor: Any) -> None:
+@pytest.mark.parametrize("selector", SELECTORS)
+def test_more_training_lowers_the_error_further(selector: Any) -> None:
     model, errors = make_host(), []
+    plan = plan_of(model, selector, 16, 16, 16, 0)
     for epochs in (1, 15, 60):
-        chosen = config(predictor=predictor, predictor_epochs=epochs)
-        plan = plan_of(model, chosen, 16, 16, 16, 0)
-        errors.append(squared_error(model, plan, trainer_of(model, chosen).fit(plan, [1])))
+        errors.append(squared_error(model, plan, training_of(model, selector, epochs).fit(plan, [1])))
     assert errors[0] > errors[1] > errors[2]
 
 
-@pytest.mark.parametrize("predictor", PREDICTORS)
-def test_training_can_go_on_from_another_G(predictor: Any) -> None:
-    model, chosen, short = make_host(), config(predictor=predictor), config(predictor=predictor, predictor_epochs=1)
-    whole, plan = plan_of(model, chosen, 16, 16, 16, 0), plan_of(model, chosen, 12, 7, 4, 0)
-    begin = trainer_of(model, chosen).fit(whole, [1, 2, 3])
+@pytest.mark.parametrize("selector", SELECTORS)
+def test_training_can_go_on_from_another_G(selector: Any) -> None:
+    model = make_host()
+    whole, plan = plan_of(model, selector, 16, 16, 16, 0), plan_of(model, selector, 12, 7, 4, 0)
+    begin = training_of(model, selector, 60).fit(whole, [1, 2, 3])
     before = copy.deepcopy(weights_of(begin))
-    on = trainer_of(model, short).fit(plan, [1, 2, 3], begin)
-    fresh = trainer_of(model, short).fit(plan, [1, 2, 3])
+    on = training_of(model, selector, 1).fit(plan, [1, 2, 3], begin)
+    fresh = training_of(model, selector, 1).fit(plan, [1, 2, 3])
     assert squared_error(model, plan, on) < squared_error(model, plan, fresh)
     assert all(torch.equal(before[name], part) for name, part in weights_of(begin).items())
 
 
-@pytest.mark.parametrize("predictor", PREDICTORS)
+@pytest.mark.parametrize("selector", SELECTORS)
 @pytest.mark.parametrize("kind", SOME)
-def test_rank_correlations_are_those_of_scipy_over_the_patches_that_come_in(kind: str, predictor: Any) -> None:
-    model, chosen = make_host(kind), config(predictor=predictor, predictor_epochs=10)
-    plan = plan_of(model, chosen, 13, 9, 9, 4)
-    trainer = trainer_of(model, chosen)
-    predictors = trainer.fit(plan, plan.choosing)
-    found = trainer.rank_correlations(plan, predictors)
+def test_rank_correlations_are_those_of_scipy_over_the_patches_that_come_in(kind: str, selector: Any) -> None:
+    model = make_host(kind)
+    plan = plan_of(model, selector, 13, 9, 9, 4)
+    training = training_of(model, selector, 10)
+    selectors = training.fit(plan, plan.choosing)
+    found = training.rank_correlations(plan, selectors)
     assert sorted(found) == plan.choosing
-    for layer, pairs in slow_walk(model, plan, predictors, plan.choosing).items():
+    for layer, pairs in slow_walk(model, plan, selectors, plan.choosing).items():
         expected = [spearmanr(said.numpy(), target.numpy()).statistic for said, target in pairs]
         assert found[layer] == pytest.approx(sum(expected) / IMAGES, abs=1e-6)
 
@@ -158,65 +164,76 @@ def test_rank_correlation_is_spearmans(rows: int, length: int, seed: int) -> Non
     assert rank_correlation(a, -a).tolist() == pytest.approx([-1.0] * rows)
 
 
-@pytest.mark.parametrize("predictor", PREDICTORS)
+@pytest.mark.parametrize("selector", SELECTORS)
 @pytest.mark.parametrize("score", [-2.8, -12.0])
 @torch.no_grad()
-def test_G_begins_near_the_score_it_is_given(predictor: Any, score: float) -> None:
+def test_G_begins_near_the_score_it_is_given(selector: Any, score: float) -> None:
     torch.manual_seed(0)
-    fresh = make_predictor(ps.inspect(make_host()), predictor, 4)
+    fresh = make_selector(ps.inspect(make_host()), selector, 4)
     place, y = torch.arange(PATCHES).expand(3, -1), torch.randn(3, PATCHES, 24)
     assert float((fresh(y, place) - score).abs().mean()) > 1.0
-    fresh.start_at(score)
+    fresh.start_at_(score)
     assert float((fresh(y, place) - score).abs().mean()) < 0.5
 
 
-def weights_of(predictors: Mapping[int, Predictor]) -> dict[str, Tensor]:
-    return {f"{layer}.{name}": part for layer in predictors for name, part in predictors[layer].state_dict().items()}
+def weights_of(selectors: Mapping[int, Selector]) -> dict[str, Tensor]:
+    return {f"{layer}.{name}": part for layer in selectors for name, part in selectors[layer].state_dict().items()}
 
 
-@pytest.mark.parametrize("predictor", PREDICTORS)
-def test_the_same_seed_gives_the_same_weights_and_another_seed_others(predictor: Any) -> None:
+def same(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> bool:
+    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+
+
+@pytest.mark.parametrize("selector", SELECTORS)
+def test_the_same_seed_gives_the_same_weights_and_another_seed_others(selector: Any) -> None:
     model, found = make_host(), []
     for seed, noise in ((0, 1), (0, 2), (1, 1)):
         torch.manual_seed(noise)
         before = torch.random.get_rng_state()
-        chosen = config(predictor=predictor, seed=seed, predictor_epochs=3)
-        found.append(weights_of(trainer_of(model, chosen).fit(plan_of(model, chosen, 12, 7, 4, 0), [1, 2, 3])))
+        plan = plan_of(model, selector, 12, 7, 4, 0)
+        found.append(weights_of(training_of(model, selector, seed=seed).fit(plan, [1, 2, 3])))
         assert torch.equal(torch.random.get_rng_state(), before)  # nobody else's dice
-    first, again, other = found
-    assert all(torch.equal(first[name], again[name]) for name in first)
-    assert any(not torch.equal(first[name], other[name]) for name in first)
+    assert same(found[0], found[1])
+    assert not same(found[0], found[2])
 
 
-@pytest.mark.parametrize("predictor", PREDICTORS)
-def test_each_blocks_G_is_its_own_and_does_not_depend_on_which_others_are_asked_for(predictor: Any) -> None:
-    model, chosen = make_host(), config(predictor=predictor, predictor_epochs=3)
-    plan = plan_of(model, chosen, 16, 16, 16, 0)
-    every = trainer_of(model, chosen).fit(plan, [1, 2, 3])
-    alone = trainer_of(model, chosen).fit(plan, [2])
-    assert list(alone) == [2]
-    assert all(torch.equal(part, every[2].state_dict()[name]) for name, part in alone[2].state_dict().items())
-    assert not any(torch.equal(part, every[1].state_dict()[name]) for name, part in alone[2].state_dict().items())
-
-
-def test_G_can_learn_attention_instead() -> None:
+@pytest.mark.parametrize("selector", SELECTORS)
+def test_each_blocks_G_is_its_own_and_does_not_depend_on_which_others_are_asked_for(selector: Any) -> None:
     model = make_host()
-    chosen = config(score="attention", predictor_epochs=3)
-    plan = plan_of(model, chosen, 16, 16, 16, 0)
-    attention = trainer_of(model, chosen).fit(plan, [1])[1]
-    impact = trainer_of(model, config(predictor_epochs=3)).fit(plan, [1])[1]
-    assert any(not torch.equal(part, impact.state_dict()[name]) for name, part in attention.state_dict().items())
+    plan = plan_of(model, selector, 16, 16, 16, 0)
+    every = training_of(model, selector).fit(plan, [1, 2, 3])
+    alone = training_of(model, selector).fit(plan, [2])
+    assert list(alone) == [2]
+    assert same(alone[2].state_dict(), every[2].state_dict())
+    assert not same(alone[2].state_dict(), every[1].state_dict())
+
+
+def test_G_learns_the_score_it_is_told_to() -> None:
+    """The one that learnt a score is nearer to it than the one that learnt another."""
+    model = make_host()
+    plan = plan_of(model, "mlp", 16, 16, 16, 0)
+    kinds: tuple[Score, ...] = ("taylor", "impact")
+    said = {}
+    for score in kinds:
+        selectors = training_of(model, "mlp", 60, score=score).fit(plan, [1])
+        said[score] = torch.stack([pair[0] for pair in slow_walk(model, plan, selectors, [1])[1]])
+    for score, other in zip(kinds, reversed(kinds), strict=True):
+        exact = exact_scores(open_host(model), features_of(model), plan.counts, score)[:, 0]
+        assert float((said[score] - exact).square().mean()) < float((said[other] - exact).square().mean())
 
 
 def test_a_trained_G_is_remembered() -> None:
-    model, chosen = make_host(), config(predictor_epochs=3)
-    plan = plan_of(model, chosen, 12, 7, 4, 0)
-    heard: list[Any] = []
-    ledger = Ledger()
-    trainers = [Trainer(open_host(model), features_of(model, 3), chosen, ledger, heard.append) for _ in range(2)]
-    first = weights_of(trainers[0].fit(plan, [1, 2, 3]))
-    assert [event["block"] for event in heard if event["event"] == "predictor"] == [1, 2, 3]
-    heard.clear()
-    again = weights_of(trainers[1].fit(plan, [1, 2, 3]))
-    assert not heard
-    assert all(torch.equal(first[name], again[name]) for name in first)
+    model, heard, cache = make_host(), list[Any](), Cache()
+    plan, other = plan_of(model, "context", 12, 7, 4, 0), plan_of(model, "context", 12, 7, 5, 0)
+
+    def fit(wanted: SlimPlan) -> list[int]:
+        """The blocks whose G is trained."""
+        heard.clear()
+        training_of(model, cache=cache, listen=heard.append).fit(wanted, [1, 2, 3])
+        return [event["block"] for event in heard if event["event"] == "selector"]
+
+    assert fit(plan) == [1, 2, 3]
+    first = copy.deepcopy(weights_of(training_of(model, cache=cache).fit(plan, [1, 2, 3])))
+    assert fit(plan) == []
+    assert fit(other) == [1, 2, 3]  # on another network it learns anew
+    assert same(first, weights_of(training_of(model, cache=cache).fit(plan, [1, 2, 3])))

@@ -24,6 +24,7 @@ from small import make_host, make_images
 def test_any_batch_gives_the_models_logits(way: str, kind: str) -> None:
     slim, done = exported(way, "torch-export", kind)
     assert done.fp32.max_difference < 1e-5
+    assert ps.SlimPlan.model_validate(ps.read_metadata(done.files[0])["plan"]) == slim.plan
     module = torch.export.load(done.files[0]).module()
     for count in (1, 3):
         images = make_images(count, seed=count)

@@ -1,8 +1,10 @@
-"""A comparison: rows against measuring by hand, empty cells, and what an interruption costs."""
+"""A comparison: rows against measuring by hand, rows of their own, and paired intervals."""
 
 import json
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -11,70 +13,108 @@ from hypothesis import strategies as st
 from torch import nn
 
 import patchslim as ps
-from patchslim.data import tensor_images
-from patchslim.errors import PatchslimError, RecoverError, RunError
-from patchslim.measure import evaluate, evaluate_pair
-from patchslim.peers import Cell, CompareConfig, Job, PeerConfig, SpeedConfig, Unreachable, compare, make_methods
-from patchslim.peers.hits import from_hex, to_hex
-from patchslim.peers.table import with_intervals
-from patchslim.recover import RecoverConfig
-from peer_jobs import job_of
+from measure.comparing import IMAGES, QUICK, Named, labelled
+from patchslim.measure import CompareConfig, SpeedConfig, compare, comparison, evaluate_pair
+from patchslim.measure.comparison import label
+from patchslim.measure.hits import from_hex, to_hex
+from patchslim.measure.intervals import with_intervals
+from patchslim.measure.row_speed import timed_beside
+from patchslim.methods import Fitted, Task
 from small import make_host, make_images
 
-IMAGES = tensor_images(make_images(16))
-QUICK = CompareConfig(PeerConfig(epochs=1, batch_size=8), speed=SpeedConfig(batch_size=2, seconds=0.01))
-LEARN = CompareConfig(
-    QUICK.peers, RecoverConfig(epochs=1, block_epochs=0, batch_size=8, ema=0.0), QUICK.speed, eval_batch_size=16
-)
 
+@dataclass(frozen=True)
+class Odd:
+    """A setting that is no name of a file."""
 
-def labelled(model: nn.Module, count: int = 48) -> Any:
-    """Images whose label is mostly what the model says."""
-    images = make_images(count, seed=9)
-    with torch.no_grad():
-        labels = model(images).argmax(dim=1)
-    labels[::5] = 0
-    return tensor_images(images, labels)
+    name: ClassVar[str] = "odd"
+    file: str = "a/b"
 
-
-class Named:
-    """A method that counts how often it is asked."""
-
-    def __init__(self, name: str = "mine") -> None:
-        self.name, self.asked = name, 0
-
-    def build(self, job: Job, ratio: float) -> Cell | Unreachable:
-        self.asked += 1
-        return make_methods(["tome"])[0].build(job, ratio)
-
-
-class Broken(Named):
-    def build(self, job: Job, ratio: float) -> Cell | Unreachable:
-        raise self.error
-
-    error: Exception = RecoverError("The loss is not a finite number.")
+    def fit(self, task: Task) -> Fitted:
+        return ps.methods.ToMe().fit(task)
 
 
 def test_rows_are_what_measuring_by_hand_gives() -> None:
     model = make_host()
     val = labelled(model)
-    table = compare(model, IMAGES, val, ["tome", "ps-matched"], [0.6, 0.8], QUICK)
+    table = compare(model, IMAGES, val, ["tome", "merge"], [0.6, 0.8], QUICK)
     assert [(row["method"], row["target_macs"]) for row in table["rows"]] == [
-        *(("tome", 0.8), ("ps-matched", 0.8), ("tome", 0.6), ("ps-matched", 0.6)),
+        *(("tome", 0.8), ("merge", 0.8), ("tome", 0.6), ("merge", 0.6)),
     ]
-    cell = make_methods(["tome"])[0].build(job_of(model), 0.6)
-    assert isinstance(cell, Cell)
-    own, base, difference = evaluate_pair(cell.module, model, val)
-    row = table["rows"][2]
-    assert row["macs"] == ps.count_macs(cell.module)
-    assert row["macs_ratio"] == row["macs"] / ps.count_macs(model) <= 0.6
-    assert (row["untuned"]["top1"], row["untuned"]["top5"]) == (own.top1, own.top5)
-    assert (table["base"]["untuned"]["top1"], table["base"]["macs_ratio"]) == (base.top1, 1.0)
-    assert row["untuned"]["against_base"]["low"] == pytest.approx(difference.low)
-    assert row["untuned"]["against_base"]["difference"] == pytest.approx(difference.difference)
-    assert row["throughput"] > 0
-    assert row["speedup"] == pytest.approx(row["throughput"] / row["base_throughput"])
+    for row in table["rows"]:
+        slim: Any = ps.slim(model, IMAGES, row["method"], macs=row["target_macs"], batch_size=8)
+        own, base, difference = evaluate_pair(slim, model, val)
+        assert row["macs"] == ps.count_macs(slim)
+        assert row["macs_ratio"] == row["macs"] / ps.count_macs(model) <= row["target_macs"]
+        assert row["detail"]["patches_per_block"] == list(slim.plan.counts)
+        assert (row["untuned"]["top1"], row["untuned"]["top5"]) == (own.top1, own.top5)
+        assert (table["base"]["untuned"]["top1"], table["base"]["macs_ratio"]) == (base.top1, 1.0)
+        assert row["untuned"]["against_base"] == pytest.approx(vars(difference))
+        assert row["throughput"] > 0
+        assert row["speedup"] == pytest.approx(row["throughput"] / row["base_throughput"])
     assert json.loads(json.dumps(table)) == table
+
+
+def test_a_row_is_the_same_whatever_was_measured_before_it() -> None:
+    """Methods that draw random numbers or share what is learnt."""
+    model = make_host()
+    val, methods = labelled(model), [ps.methods.SCOP(epochs=2), ps.methods.Power(epochs=2), "merge"]
+    every = compare(model, IMAGES, val, methods, [0.8, 0.6], QUICK)["rows"]
+    for method in methods:
+        (alone,) = compare(model, IMAGES, val, [method], [0.6], QUICK)["rows"]
+        (among,) = (row for row in every if (row["method"], row["target_macs"]) == (alone["method"], 0.6))
+        assert (among["detail"], among["untuned"]["right"]) == (alone["detail"], alone["untuned"]["right"])
+
+
+def merging(counts: Sequence[int]) -> int:
+    """In how many blocks but the last, which computes none anyway, patches merge."""
+    return sum(after < before for before, after in zip([16, *counts], counts[:-1], strict=False))
+
+
+def test_two_settings_of_a_method_have_rows_of_their_own(tmp_path: Path) -> None:
+    model, folder = make_host(), tmp_path / "a"
+    methods = [ps.methods.Merge(), ps.methods.Merge(blocks=1), "merge", Odd(), Odd("c/d")]
+    table = compare(model, IMAGES, labelled(model), methods, [0.7], QUICK, folder=folder)
+    names = ["merge", "merge,blocks=1", "odd", "odd,file=c/d"]
+    assert [row["method"] for row in table["rows"]] == names
+    assert [merging(row["detail"]["patches_per_block"]) for row in table["rows"][:2]] == [3, 1]
+    cells = {path.name for path in (folder / "cells").iterdir()}
+    assert cells == {
+        "base.json",
+        "merge@0.7.json",
+        "merge,blocks=1@0.7.json",
+        "odd@0.7.json",
+        "odd,file=c%2Fd@0.7.json",
+    }
+
+
+def test_a_label_has_the_settings_that_are_not_the_usual_ones() -> None:
+    assert label(ps.methods.Merge(blocks=3)) == "merge"
+    assert (
+        label(ps.methods.Predict(blocks=None, removed="drop", threshold=True)) == "predict,removed=drop,threshold=True"
+    )
+    assert label(ps.methods.Attention(tune_epochs=0)) == "attention"
+    assert label(Named()) == "mine"
+
+
+def test_where_images_differ_they_are_what_is_timed_and_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, timed = make_host(), list[torch.Tensor]()
+
+    def watched(slim: nn.Module, base: nn.Module, batch: torch.Tensor, config: SpeedConfig) -> Any:
+        timed.append(batch)
+        return timed_beside(slim, base, batch, config)
+
+    monkeypatch.setattr(comparison, "timed_beside", watched)
+    val, method = labelled(model, 3), ps.methods.Predict(threshold=True, epochs=1)
+    config = CompareConfig(speed=SpeedConfig(batch_size=5, seconds=0.01), batch_size=8)
+    (row,) = compare(model, IMAGES, val, [method], [0.8], config)["rows"]
+    images = make_images(3, seed=9)
+    assert torch.equal(timed[-1], images[[0, 1, 2, 0, 1]])
+    slim = ps.slim(model, IMAGES, method, macs=0.8, batch_size=8)
+    assert row["macs"] == round(float(ps.image_macs(slim, images).double().mean()))
+    compare(model, IMAGES, val, ["tome"], [0.8], config)
+    assert not torch.equal(timed[-1], timed[0][[0, 1, 2, 0, 1]])  # noise anywhere else, of the same size
+    assert timed[-1].shape == (5, 3, 32, 32)
 
 
 def test_only_the_cells_asked_for() -> None:
@@ -83,16 +123,6 @@ def test_only_the_cells_asked_for() -> None:
     table = compare(model, IMAGES, labelled(model), [mine, other], [0.6, 0.8], QUICK, only=only)
     assert [(row["method"], row["target_macs"]) for row in table["rows"]] == [("mine", 0.8), ("other", 0.6)]
     assert (mine.asked, other.asked) == (1, 1)
-
-
-def test_the_papers_dynamic_variant() -> None:
-    cell = make_methods(["dps"])[0].build(job_of(make_host()), 0.7)
-    assert isinstance(cell, Cell)
-    plan = cell.module.plan
-    assert isinstance(plan, ps.SlimPlan)
-    assert plan.predictor is not None
-    assert (plan.select, plan.removed, plan.predictor.kind) == ("predicted", "drop", "pool")
-    assert plan.provenance["settings"]["score"] == "impact"
 
 
 def test_the_first_of_each_ratio() -> None:
@@ -111,106 +141,8 @@ def test_the_first_of_each_ratio() -> None:
     assert rows[2] == empty
 
 
-def test_recovery_is_measured_beside() -> None:
-    model = make_host()
-    val = labelled(model)
-    table = compare(model, IMAGES, val, ["hvt"], [0.8], LEARN)
-    (row,) = table["rows"]
-    assert set(row["recovered"]) >= {"top1", "right", "recovery", "against_base"}
-    assert row["recovered"]["recovery"]["after"]["loss"] <= row["recovered"]["recovery"]["before"]["loss"]
-    cell = make_methods(["hvt"])[0].build(job_of(model), 0.8)
-    assert isinstance(cell, Cell)
-    again = ps.finetune(cell.module, model, IMAGES, LEARN.recover)
-    assert row["recovered"]["top1"] == evaluate(again, val).top1
-
-
-def test_what_can_not_be_reached_is_an_empty_cell(tmp_path: Path) -> None:
-    model = make_host("mean")
-    table = compare(
-        model, IMAGES, labelled(model), ["evit", Broken("broken"), "hvt"], [0.8], QUICK, folder=tmp_path / "a"
-    )
-    evit, broken, hvt = table["rows"]
-    assert "reads no class token" in evit["reason"]
-    assert broken["reason"] == "The loss is not a finite number"
-    assert hvt["reason"] is None
-    assert "untuned" not in evit
-    memory = Broken("broken")
-    memory.error = torch.OutOfMemoryError("out of memory")
-    (row,) = compare(model, IMAGES, labelled(model), [memory], [0.8], QUICK)["rows"]
-    assert row["reason"] == "it does not fit in the memory of cpu"
-
-
-def test_a_bug_is_no_empty_cell() -> None:
-    model, method = make_host(), Broken("broken")
-    method.error = ZeroDivisionError()
-    with pytest.raises(ZeroDivisionError):
-        compare(model, IMAGES, labelled(model), [method], [0.8], QUICK)
-
-
-def test_resume_skips_what_is_done(tmp_path: Path) -> None:
-    model, folder = make_host(), tmp_path / "a"
-    val, mine, broken = labelled(model), Named(), Broken("broken")
-    broken.error = KeyboardInterrupt()  # type: ignore[assignment]
-    with pytest.raises(KeyboardInterrupt):
-        compare(model, IMAGES, val, [mine, broken], [0.8, 0.6], QUICK, folder=folder)
-    assert mine.asked == 2
-    kept = {path.name: path.read_bytes() for path in (folder / "cells").glob("*.json")}
-    assert set(kept) == {"base.json", "mine@0.8.json", "mine@0.6.json"}
-    again, whole = Named(), Named("broken")
-    table = compare(model, IMAGES, val, [again, whole], [0.8, 0.6], QUICK, folder=folder, resume=True)
-    assert (again.asked, whole.asked) == (0, 2)
-    assert {name: (folder / "cells" / name).read_bytes() for name in kept} == kept
-    assert [row["method"] for row in table["rows"]] == ["mine", "broken"] * 2
-    assert json.loads((folder / "comparison.json").read_text()) == table
-    assert not (folder / "working").exists()
-    more = compare(model, IMAGES, val, [again, Named("other")], [0.8], QUICK, folder=folder, resume=True)
-    assert [row["method"] for row in more["rows"]] == ["mine", "other"]
-
-
-def test_an_interrupted_search_goes_on(tmp_path: Path) -> None:
-    model, val, found = make_host(), labelled(make_host()), []
-
-    def stop(event: Any) -> None:
-        found.append(event["event"])
-        if found.count("candidate") == 5:
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        compare(model, IMAGES, val, ["tome", "ps-matched"], [0.6], QUICK, folder=tmp_path / "a", listen=stop)
-    assert (tmp_path / "a" / "working" / "searches" / "ps-matched").exists()
-    whole = compare(model, IMAGES, val, ["ps-matched"], [0.6], QUICK)
-    resumed = compare(model, IMAGES, val, ["ps-matched"], [0.6], QUICK, folder=tmp_path / "a", resume=True)
-    assert resumed["rows"][0]["detail"] == whole["rows"][0]["detail"]
-
-
-def test_a_folder_of_something_else_is_refused(tmp_path: Path) -> None:
-    model = make_host()
-    val = labelled(model)
-    compare(model, IMAGES, val, ["tome"], [0.8], QUICK, folder=tmp_path / "a")
-    with pytest.raises(RunError, match="already holds a comparison; go on with --resume"):
-        compare(model, IMAGES, val, ["tome"], [0.8], QUICK, folder=tmp_path / "a")
-    with pytest.raises(RunError, match="started with other weights"):
-        compare(make_host(seed=4), IMAGES, val, ["tome"], [0.8], QUICK, folder=tmp_path / "a", resume=True)
-    with pytest.raises(RunError, match="started with other settings"):
-        compare(model, IMAGES, val, ["tome"], [0.8], LEARN, folder=tmp_path / "a", resume=True)
-    (tmp_path / "b").mkdir()
-    (tmp_path / "b" / "mine.txt").write_text("kept")
-    with pytest.raises(RunError, match="not empty and holds no comparison"):
-        compare(model, IMAGES, val, ["tome"], [0.8], QUICK, folder=tmp_path / "b")
-    (tmp_path / "c").write_text("a file")
-    with pytest.raises(RunError, match="is no folder"):
-        compare(model, IMAGES, val, ["tome"], [0.8], QUICK, folder=tmp_path / "c")
-
-
-def test_a_failure_before_the_first_cell_leaves_nothing(tmp_path: Path) -> None:
-    model = make_host()
-    unlabelled = tensor_images(make_images(4))
-    with pytest.raises(PatchslimError, match="has no labels"):
-        compare(model, IMAGES, unlabelled, ["tome"], [0.8], QUICK, folder=tmp_path / "a")
-    assert not (tmp_path / "a").exists()
-
-
 @given(st.lists(st.booleans(), min_size=1, max_size=70))
 def test_hits_come_back_from_text(bits: list[bool]) -> None:
     right = torch.tensor(bits)
     assert torch.equal(from_hex(to_hex(right), len(bits)), right)
+    assert int(to_hex(right), 16) == sum(2**place for place, bit in enumerate(reversed(bits)) if bit)

@@ -15,13 +15,14 @@ from patchslim.recover.outputs import open_student
 from patchslim.recover.parts import split
 from patchslim.recover.streams import Streams
 from small import PYRAMID, make_host, make_images, merging, plan_for, plan_of
+from step_plans import STEPS, alone
 
 BLOCKS: dict[str, Any] = {"epochs": 0, "block_epochs": 2, "block_batch_size": 8, "held_out": 0.25, "vector_factor": 3.0}
 
 
 def errors(**settings: Any) -> tuple[list[dict[str, Any]], ps.SlimPlan, Any, Any]:
     model = make_host()
-    slim = ps.apply(model, plan_of(model, PYRAMID))
+    slim: Any = ps.apply(model, plan_of(model, PYRAMID))
     found = recover(slim, model, make_images(32), RecoverConfig(**BLOCKS | settings))
     return found.report["stages"][0]["blocks"], slim.plan, slim, found.model
 
@@ -46,6 +47,7 @@ def test_the_reported_error_is_that_of_the_rows_it_computes() -> None:
     parts = split(tensor_images(make_images(32)), 0.25, 0, 8)
     images = torch.cat([batch for batch, _ in parts.held_out_batches()])
     host, prefix = open_host(model), 1
+    assert plan.order is not None
     z = host.blocks[0](host.embed(images))
     target = z[:, [0, *(prefix + patch for patch in plan.order[: len(plan.kept[0])])]]
     embedded = open_student(slim).embed(images)
@@ -80,7 +82,7 @@ def test_streams_past_the_bound_are_computed_again() -> None:
 
 def test_only_the_blocks_own_parameters_learn() -> None:
     model = make_host()
-    slim = ps.apply(model, plan_of(model, PYRAMID))
+    slim: Any = ps.apply(model, plan_of(model, PYRAMID))
     student, config = open_student(slim), RecoverConfig(**BLOCKS)
     parts = split(tensor_images(make_images(16)), 0.25, 0, 8)
     Blockwise(student, open_host(model.requires_grad_(False)), slim.plan, config).run_(
@@ -95,13 +97,18 @@ def test_only_the_blocks_own_parameters_learn() -> None:
     assert all(parameter.grad is None for parameter in student.model.parameters())
 
 
-def test_thresholds_leave_this_stage_out_and_say_so() -> None:
-    model = make_host()
-    plan, weights = plan_for(model, "threshold")
-    events: list[Any] = []
+@pytest.mark.filterwarnings("ignore:There is no packed attention")
+@pytest.mark.parametrize(
+    ("step", "reason"),
+    [("threshold", "images keep different numbers of patches"), ("pool", "no plan says what its tokens stand for")],
+)
+def test_where_blocks_cannot_be_compared_this_stage_is_left_out(step: str, reason: str) -> None:
+    model, events = make_host(), list[Any]()
     config = RecoverConfig(**BLOCKS | {"epochs": 1})
-    recover(ps.apply(model, plan, weights), model, make_images(16), config, listen=events.append)
-    assert [event["stage"] for event in events if event["event"] == "skipped"] == ["blocks"]
+    slim = ps.apply(model, *alone(model, STEPS[step](8)))
+    recover(slim, model, make_images(16), config, listen=events.append)
+    (skipped,) = (event for event in events if event["event"] == "skipped")
+    assert (skipped["stage"], skipped["reason"]) == ("blocks", reason)
 
 
 def test_few_of_many_images_serve_the_blocks(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,7 +7,9 @@ import patchslim as ps
 from patchslim.recover import RecoverConfig, recover
 from patchslim.recover.groups import by_layer, choose_learning_, is_vector, two_rates
 from patchslim.recover.outputs import open_student
+from patchslim.slim import own_keys
 from small import PYRAMID, make_host, make_images, plan_for, plan_of
+from step_plans import STEPS, alone
 
 LEARNING = {"epochs": 3, "block_epochs": 1, "batch_size": 8, "block_batch_size": 8, "learning_rate": 1e-4}
 
@@ -44,6 +46,18 @@ def test_without_labels_the_classifier_and_what_steps_own_stay_as_they_are() -> 
     changed = {name for name in before if not torch.equal(before[name], after[name])}
     assert not [name for name in changed if name.startswith("head.") or ".step." in name]
     assert {"blocks.0.norm1.weight", "blocks.0.attn.qkv.weight", "norm.bias"} <= changed
+
+
+@pytest.mark.parametrize("name", STEPS)
+def test_of_what_steps_own_only_positions_of_pools_learn(name: str) -> None:
+    """The plan has the fingerprint of all else: distances, token selectors, predictors."""
+    model = make_host()
+    student = open_student(ps.apply(model, *alone(model, STEPS[name](10))).requires_grad_(True))
+    learning = set(map(id, choose_learning_(student, classifier=True)))
+    learns = {key for key, parameter in student.model.named_parameters() if id(parameter) in learning}
+    own = own_keys(student.model)
+    assert learns & own == {key for key in own if key.endswith(".position")}
+    assert learns >= set(dict(student.model.named_parameters())) - own
 
 
 def test_with_labels_the_classifier_learns() -> None:

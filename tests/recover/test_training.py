@@ -129,6 +129,9 @@ def test_other_settings_or_images_are_refused(tmp_path: Path) -> None:
     other = ps.apply(make_host(seed=3), plan_of(model, PYRAMID))
     with pytest.raises(ps.RunError, match="other weights"):
         recover(other, model, labelled, RecoverConfig(**QUICK), checkpoint=tmp_path)
+    fewer = ps.apply(model, plan_of(model, [PYRAMID[1], *PYRAMID[1:]]))
+    with pytest.raises(ps.RunError, match="other plan"):  # a static plan has no weights that would tell
+        recover(fewer, model, labelled, RecoverConfig(**QUICK), checkpoint=tmp_path)
 
 
 @pytest.mark.parametrize("damage", ["json", "number", "tensors", "numbers"])

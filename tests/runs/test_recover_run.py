@@ -12,27 +12,32 @@ from torch import nn
 
 import patchslim as ps
 from patchslim.data import tensor_images
+from patchslim.folder import alone
 from patchslim.hosts.weights import weights_fingerprint
+from patchslim.methods import Task
 from patchslim.recover import RecoverConfig
-from patchslim.runs import Request, make_run, recover_run
+from patchslim.runs import Request, make_runs, recover_run
 from patchslim.runs import recover as recovering
-from patchslim.runs.folder import alone
 from patchslim.runs.teacher import load_teacher
+from patchslim.search import Target
+from power import Interrupted
 from small import make_host, make_images, plan_for
 
-CONFIG = RecoverConfig(epochs=2, block_epochs=1, batch_size=8, learning_rate=1e-3, block_learning_rate=1e-3)
+RATE = 1e-3
+CONFIG = RecoverConfig(2, 1, batch_size=8, learning_rate=RATE, block_learning_rate=RATE, vector_factor=3.0)
 IMAGES = tensor_images(make_images(24))
 CPU = torch.device("cpu")
 FILES = {"config.json", "host.safetensors", "log.jsonl", "metrics.json", "model.safetensors", "plan.json"}
 
 
-def slim_run(folder: Path, model: nn.Module | None = None, **settings: Any) -> nn.Module:
-    """A run as `patchslim slim` makes it."""
-    model = model or make_host()
-    usual: dict[str, Any] = {"score": "impact", "target_macs": 0.5, "step": 4, "tune_epochs": 1, "batch_size": 8}
-    config = ps.SearchConfig(**(usual | settings))
-    started = {"settings": config.as_dict(), "weights": weights_fingerprint(model)}
-    make_run(model, IMAGES, config, folder, started)
+TUNED, UNTUNED = (ps.methods.PS(step=4, tune_epochs=epochs) for epochs in (1, 0))
+
+
+def slim_run(folder: Path, method: Any = TUNED, macs: float = 0.5) -> nn.Module:
+    """A run as `patchslim slim` makes it; returns the original network."""
+    model = make_host()
+    task = Task.of(model, IMAGES, Target(macs=macs), batch_size=8)
+    make_runs(task, method, folder, {"weights": weights_fingerprint(model)})
     return model
 
 
@@ -56,7 +61,7 @@ def test_a_tuned_run_keeps_its_host_as_the_teacher(tmp_path: Path) -> None:
 
 def test_in_place(tmp_path: Path) -> None:
     run = tmp_path / "run"
-    model = slim_run(run, tune_epochs=0)
+    model = slim_run(run, UNTUNED)
     assert not (run / "host.safetensors").exists()
     before = ps.load(run)
     report = go(run)
@@ -90,14 +95,23 @@ def test_into_a_copy(tmp_path: Path) -> None:
         go(run, out=out)
 
 
-@pytest.mark.parametrize(("select", "file"), [("matched", "distance"), ("predicted", "predictor")])
-def test_a_copy_has_what_its_patches_are_chosen_by(select: str, file: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("method", "learns"),
+    [(ps.methods.Merge(), False), (ps.methods.Predict(epochs=2), False), (ps.methods.HVT(), True)],
+)
+def test_what_steps_own_goes_with_the_run(method: Any, learns: bool, tmp_path: Path) -> None:
+    """Distances and G stay as the plan has them; what no plan has a fingerprint of, HVT's positions, learns."""
     run, out = tmp_path / "run", tmp_path / "out"
-    slim_run(run, select=select, score=None, tune_epochs=0)
+    model = slim_run(run, method, 0.7)
+    before, expected = load_file(run / "steps.safetensors"), ps.finetune(ps.load(run), model, IMAGES, CONFIG)
     go(run, out=out)
-    assert {path.name for path in out.iterdir()} == FILES | {f"{file}.safetensors"}
+    assert {path.name for path in out.iterdir()} - {"log.jsonl"} == FILES - {"log.jsonl"} | {"steps.safetensors"}
+    after = load_file(out / "steps.safetensors")
+    assert all(torch.equal(before[name], after[name]) != learns for name in before)
+    assert not any(".step." in name for name in load_file(out / "model.safetensors"))
     go(run)
-    assert same(ps.load(out), ps.load(run))
+    assert same(ps.load(out), expected)
+    assert same(ps.load(run), expected)
 
 
 def test_a_second_recovery_has_to_be_meant(tmp_path: Path) -> None:
@@ -116,24 +130,31 @@ def test_a_second_recovery_has_to_be_meant(tmp_path: Path) -> None:
         go(run, again=True, resume=True)
 
 
-class Interrupted(Exception):
-    """Stands for a crash."""
-
-
-@pytest.mark.parametrize("where", ["epoch", "write_weights", "write_json"])
+@pytest.mark.parametrize(
+    ("method", "macs", "where", "calls"),
+    [
+        (UNTUNED, 0.5, "epoch", 0),
+        (UNTUNED, 0.5, "write_json", 0),
+        *((ps.methods.HVT(), 0.7, "write_weights", files) for files in range(3)),
+    ],
+)
 @pytest.mark.parametrize("copied", [False, True])
 def test_an_interruption_loses_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str, copied: bool
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: Any, macs: float, where: str, calls: int, copied: bool
 ) -> None:
-    """A crash after an epoch, and one while the result takes the run's place."""
-    slim_run(tmp_path / "run", tune_epochs=0)
+    """A crash after an epoch, and one while the result takes the run's place, file by file."""
+    slim_run(tmp_path / "run", method, macs)
     shutil.copytree(tmp_path / "run", tmp_path / "whole")
     go(tmp_path / "whole")
+    assert not same(ps.load(tmp_path / "whole"), ps.load(tmp_path / "run"))
     run, out = tmp_path / "run", tmp_path / "out" if copied else None
     folder = out or run
+    left, real = iter(range(calls)), getattr(recovering, where, None)
 
     def crash(*args: Any) -> None:
-        raise Interrupted
+        if next(left, None) is None or real is None:
+            raise Interrupted
+        real(*args)
 
     def listen(event: Any) -> None:
         if event["event"] == where:
@@ -149,7 +170,7 @@ def test_an_interruption_loses_nothing(
         go(run, out=out)
     go(run, out=out, resume=True)
     assert same(ps.load(folder), ps.load(tmp_path / "whole"))
-    assert {path.name for path in folder.iterdir()} == FILES
+    assert {path.name for path in folder.iterdir()} == {path.name for path in (tmp_path / "whole").iterdir()}
 
 
 def test_a_failure_before_anything_is_learnt_leaves_nothing(tmp_path: Path) -> None:
@@ -219,19 +240,9 @@ def test_a_teacher_that_does_not_fit_is_refused(tmp_path: Path) -> None:
     assert not (tmp_path / "run" / "recovery").exists()
 
 
-def test_predictors_keep_their_file(tmp_path: Path) -> None:
-    run = tmp_path / "run"
-    slim_run(run, select="predicted", tune_epochs=0, predictor_epochs=2)
-    before = load_file(run / "predictor.safetensors")
-    go(run)
-    after = load_file(run / "predictor.safetensors")
-    assert all(torch.equal(before[name], after[name]) for name in before)
-    assert not any("predictor" in name for name in load_file(run / "model.safetensors"))
-
-
 def test_folders_that_hold_something_else(tmp_path: Path) -> None:
     slim_run(tmp_path / "run")
-    slim_run(tmp_path / "other", target_macs=0.4)
+    slim_run(tmp_path / "other", macs=0.4)
     (tmp_path / "file").write_text("x")
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "x").write_text("x")
@@ -250,7 +261,7 @@ def test_a_second_process_is_kept_out_and_does_no_harm(tmp_path: Path) -> None:
     run = tmp_path / "run"
     slim_run(run)
     (run / "recovery").mkdir()
-    with alone(run, "recovery"), pytest.raises(ps.RunError, match="Another process is working on"):
+    with alone(run / "recovery", run), pytest.raises(ps.RunError, match="Another process is working on"):
         go(run)
     assert (run / "recovery" / "lock").exists()
     go(run)

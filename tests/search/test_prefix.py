@@ -1,62 +1,63 @@
 """Remembered prefixes change no error, whatever the bound, and the bound holds."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
-from torch import Tensor
+from torch import Tensor, nn
 
-from patchslim.data import tensor_images
-from patchslim.hosts import open_host
-from patchslim.plan import build_plan
-from patchslim.search.cover import Cover
-from patchslim.search.features import Features
+from patchslim.data import as_source
+from patchslim.evidence.coverage_sets import CoverageSets
+from patchslim.evidence.features import Features
+from patchslim.hosts import Host, open_host
+from patchslim.plan import SlimPlan, static_plan
 from patchslim.search.measured import measure
 from patchslim.search.prefix import PrefixMemory
-from patchslim.slim.assemble import load_choosers
+from patchslim.slim import apply
+from patchslim.slim.assemble import own_weights
+from patchslim.steps.merge import make_distance
+from patchslim.steps.selector import make_selector
 from searches import readout_error
-from small import make_host, make_images, per_image_plan
+from small import CHANNELS, make_host, make_images, merging, predicting
 
-WAYS: list[dict[str, Any]] = [
-    {"select": "matched", "removed": "merge"},
-    {"select": "predicted", "removed": "drop"},
-]
+COUNTS = ([13, 9, 6, 3], [13, 9, 6, 4], [13, 9, 7, 4], [13, 9, 6, 3], [16, 9, 7, 4], [13, 10, 7, 4])
 
 
-@pytest.mark.parametrize("way", WAYS)
+def parts_of(host: Host, way: str) -> dict[int, nn.Module]:
+    """The same parts for all counts, as in a search."""
+    if way == "merge":
+        return {layer: make_distance(24, CHANNELS) for layer in range(1, 5)}
+    return {layer: make_selector(host.info, "mlp", 4) for layer in range(1, 5)} if way == "predict" else {}
+
+
+def plan_of(host: Host, way: str, counts: list[int], sets: CoverageSets) -> SlimPlan:
+    """A plan with so many patches per block."""
+    if way == "cover":
+        return static_plan(host.info, sets.kept(counts), "cover", drops=[2])
+    return (merging if way == "merge" else predicting)(host.model, counts=counts)[0].with_(weights="")
+
+
+@pytest.mark.parametrize("way", ["merge", "predict", "cover"])
 @pytest.mark.parametrize("limit", [0, 30_000, 10**9])
-def test_errors_are_the_same_and_the_bound_holds(way: dict[str, Any], limit: int) -> None:
-    model = make_host("mean")
+def test_errors_are_the_same_to_the_bit_and_the_bound_holds(way: str, limit: int) -> None:
+    model, images = make_host("mean"), make_images(5)
     host = open_host(model)
-    features = Features(host, tensor_images(make_images(5)), 2, 10**9)
-    memory = PrefixMemory(limit)
-    for counts in ([13, 9, 6, 3], [13, 9, 6, 4], [13, 9, 7, 4], [13, 9, 6, 3], [16, 9, 7, 4], [13, 10, 7, 4]):
-        plan, weights = per_image_plan(model, counts=counts, **way)
-        predictors = load_choosers(host, plan, weights)
-        assert measure(host, features, plan, predictors, memory) == measure(host, features, plan, predictors)
+    features, memory = Features(host, as_source(images), 2, 10**9), PrefixMemory(limit)
+    sets, parts = CoverageSets(host, features), parts_of(host, way)
+    for counts in COUNTS:
+        plan = plan_of(host, way, counts, sets)
+        found = measure(host, features, plan, parts, memory)
+        assert found == measure(host, features, plan, parts)
+        weights: Mapping[str, Tensor] = own_weights(host, plan, parts)
+        assert found == pytest.approx(readout_error(model, images, apply(model, plan, weights)), rel=1e-4)
         assert memory.used <= limit
     assert bool(memory.states) == (limit > 0)
 
 
-@pytest.mark.parametrize("limit", [0, 30_000, 10**9])
-def test_static_patches_that_others_join_come_out_the_same_to_the_bit(limit: int) -> None:
-    model = make_host("mean")
-    host = open_host(model)
-    features = Features(host, tensor_images(make_images(5)), 2, 10**9)
-    memory, cover = PrefixMemory(limit), Cover(host, features, "coverage", 0)
-    for counts in ([13, 9, 6, 3], [13, 9, 6, 4], [13, 9, 7, 4], [13, 9, 6, 3], [16, 9, 7, 4], [13, 10, 7, 4]):
-        plan = build_plan(host.info, removed="merge", kept=cover.kept(counts), drops=[2])
-        found = measure(host, features, plan, {}, memory)
-        assert found == measure(host, features, plan, {})
-        assert found == pytest.approx(readout_error(model, make_images(5), plan, {}), rel=1e-4)
-        assert memory.used <= limit
-
-
 def test_blocks_of_a_known_prefix_do_not_run_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    model = make_host("mean")
-    host = open_host(model)
-    features = Features(host, tensor_images(make_images(4)), 2, 10**9)
-    memory = PrefixMemory(10**9)
-    ran: list[int] = []
+    host = open_host(make_host("mean"))
+    features, memory = Features(host, as_source(make_images(4)), 2, 10**9), PrefixMemory(10**9)
+    parts, ran = parts_of(host, "merge"), list[int]()
     math: Any = type(host.math)
     read = math.read
 
@@ -67,6 +68,5 @@ def test_blocks_of_a_known_prefix_do_not_run_again(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(math, "read", noted)
     for counts, tokens in (([13, 9, 6, 3], [16, 13, 9, 6]), ([13, 9, 5, 3], [9, 5]), ([13, 9, 6, 4], [6])):
         ran.clear()
-        plan, _ = per_image_plan(model, "matched", "merge", counts)
-        measure(host, features, plan, {}, memory)
+        measure(host, features, merging(host.model, counts)[0], parts, memory)
         assert ran == [each for each in tokens for _ in range(2)]  # two batches

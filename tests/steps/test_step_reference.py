@@ -54,11 +54,11 @@ def test_macs_of_any_mix_are_what_torch_counts(kind: str, data: st.DataObject) -
     assert ps.count_macs(slim) == ps.count_macs(model, plan) == counted(slim)
 
 
-@pytest.mark.parametrize("name", [name for name in OURS if name != "threshold, pool"])
+@pytest.mark.parametrize("name", OURS)
 def test_everything_kept_is_the_host(kind: str, name: str) -> None:
     model, images, step = make_host(kind), make_images(2), OURS[name](16)
     if isinstance(step, Threshold):
-        step = step.model_copy(update={"above": -1e30})
+        step = step.model_copy(update={"least": 16})
     plan, weights = alone(model, step)
     with torch.no_grad():
         assert relative(ps.apply(model, plan, weights)(images), model(images)) < CLOSE
@@ -67,9 +67,9 @@ def test_everything_kept_is_the_host(kind: str, name: str) -> None:
 @pytest.mark.parametrize("name", STEPS)
 def test_what_a_step_says_of_itself(name: str) -> None:
     """per_image: images choose for themselves. rectangular: equally many each. sizes: tokens stand for several."""
-    model, images = make_host("mean"), make_images(6)
-    if name == "evit":
-        model = make_host()
+    model, images = make_host("class" if name == "evit" else "mean"), make_images(6)
+    with torch.no_grad():  # where LayerNorm scales all channels alike, their mean is the same for every patch
+        model.get_parameter("blocks.1.norm1.weight").normal_(generator=torch.Generator().manual_seed(0))
     step = STEPS[name](9)
     plan, weights = alone(model, step)
     slim = ps.apply(model, plan, weights)

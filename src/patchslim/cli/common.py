@@ -16,7 +16,6 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, ProgressColumn, TextColumn, TimeElapsedColumn
 from torch import Tensor, nn
 
-import patchslim.hosts.digits_vit  # noqa: F401  (registers itself with timm)
 from patchslim.errors import (
     BudgetError,
     CheckpointError,

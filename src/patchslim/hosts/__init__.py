@@ -1,5 +1,6 @@
 """Host families. `open_host` finds the one a model belongs to, or says why there is none."""
 
+import patchslim.hosts.digits_vit  # noqa: F401  (registers itself with timm)
 from patchslim.hosts.base import BlockShape, Host, HostInfo, Readout
 from patchslim.hosts.block import BlockMath, BlockNames, ClassQuery, Incoming
 from patchslim.hosts.find import classifiers_of, inspect, open_host, open_slim, rebuild_host, spec_of

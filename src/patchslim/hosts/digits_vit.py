@@ -1,7 +1,7 @@
 """The small ViT that comes with patchslim: handwritten digits, 32×32 pixels, 64 patches. Registered with timm.
 
-`timm.create_model("digits_vit", pretrained=True)` once this module is imported; `benchmarks/train_digits_vit.py` made
-its weights.
+`timm.create_model("digits_vit", pretrained=True)` once patchslim is imported; `benchmarks/train_digits_vit.py` made its
+weights.
 """
 
 from __future__ import annotations

@@ -91,9 +91,7 @@ def _load_outside() -> None:
         if point.name in _packages:
             continue
         package = point.dist.name if point.dist is not None else point.module
-        if point.name in METHODS:
-            raise MethodError(f"The package {package} names a method {point.name}, and there is one; uninstall it.")
-        _packages[point.name] = package
+        before = METHODS.get(point.name)  # its own class, where its module was imported and registered it
         try:
             cls = point.load()
         except Exception as error:
@@ -101,10 +99,16 @@ def _load_outside() -> None:
                 f"The method {point.name} of the package {package} can't be loaded ({first_words(error)}); "
                 "mend or uninstall it."
             ) from None
-        if not callable(getattr(cls, "fit", None)):
-            raise MethodError(f"The method {point.name} of the package {package} has no fit; mend or uninstall it.")
+        if not isinstance(cls, type) or not callable(getattr(cls, "fit", None)):
+            raise MethodError(
+                f"The method {point.name} of the package {package} is no class with a fit; mend or uninstall it."
+            )
+        if before is not None and before is not cls:
+            METHODS[point.name] = before
+            raise MethodError(f"The package {package} names a method {point.name}, and there is one; uninstall it.")
         register(point.name)(cls)
-        cls.group = GROUPS[-1]
+        _packages[point.name] = package
+        METHODS[point.name].group = GROUPS[-1]
 
 
 def package_of(name: str) -> str | None:
@@ -166,7 +170,9 @@ def make(name: str, settings: Mapping[str, Any] | None = None) -> Any:
         try:
             given[key] = TypeAdapter(hint, config=ConfigDict(strict=not isinstance(value, str))).validate_python(wanted)
         except ValidationError:
-            raise MethodError(f"The setting {key} of {name} takes a {type_words(hint)}, not {value!r}.") from None
+            words = type_words(hint)
+            article = "a " if words.startswith(("whole number", "number")) else ""
+            raise MethodError(f"The setting {key} of {name} takes {article}{words}, not {value!r}.") from None
     return cls(**given)
 
 

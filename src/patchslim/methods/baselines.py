@@ -9,7 +9,7 @@ from patchslim.evidence.scoring import Score
 from patchslim.hosts import HostInfo
 from patchslim.macs import steps_macs
 from patchslim.methods.base import Fitted, register
-from patchslim.methods.ps import PS
+from patchslim.methods.ps import PS, TuneEpochs
 from patchslim.methods.task import Task
 from patchslim.plan import static_steps
 from patchslim.search.cost import MacCost, PlainBudget
@@ -24,7 +24,7 @@ class Attention(PS):
     Take it for comparison.
     """
 
-    tune_epochs: int = 0
+    tune_epochs: TuneEpochs = 0
     group: ClassVar[str] = "baselines"
     score: ClassVar[Score] = "attention"
 
@@ -38,7 +38,7 @@ class Random(PS):
     Take it for comparison.
     """
 
-    tune_epochs: int = 0
+    tune_epochs: TuneEpochs = 0
     group: ClassVar[str] = "baselines"
     score: ClassVar[Score] = "random"
 
@@ -52,7 +52,7 @@ class Radial(PS):
     Take it for comparison.
     """
 
-    tune_epochs: int = 0
+    tune_epochs: TuneEpochs = 0
     group: ClassVar[str] = "baselines"
     score: ClassVar[Score] = "radial"
 
@@ -66,7 +66,7 @@ class Spread(PS):
     Take it for comparison.
     """
 
-    tune_epochs: int = 0
+    tune_epochs: TuneEpochs = 0
     group: ClassVar[str] = "baselines"
     score: ClassVar[Score] = "spread"
 
@@ -80,7 +80,7 @@ class Uniform(PS):
     Take it for comparison.
     """
 
-    tune_epochs: int = 0
+    tune_epochs: TuneEpochs = 0
     group: ClassVar[str] = "baselines"
 
     def fit(self, task: Task) -> Fitted:

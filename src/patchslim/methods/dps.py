@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 from patchslim.evidence.scoring import Score
 from patchslim.methods.base import register
-from patchslim.methods.predict import Predict
+from patchslim.methods.predict import Predict, Removed
 
 
 @register("dps")
@@ -20,7 +20,7 @@ class DPS(Predict):
     Take it to reproduce the paper.
     """
 
-    removed: Literal["merge", "drop"] = "drop"
+    removed: Removed = "drop"
 
     group: ClassVar[str] = "the paper"
     score: ClassVar[Score] = "impact"

@@ -10,6 +10,7 @@ from patchslim.kernels.attention import Mix
 from patchslim.recover.outputs import Outputs
 
 TINY = 1e-6
+NOTHING = 1e-30  # added to weights that a pool reads: it may take their logarithm, or divide by their sum
 
 
 def weighted(weight: Tensor, seen: list[Tensor] | None = None) -> Mix:
@@ -34,7 +35,7 @@ def weighted(weight: Tensor, seen: list[Tensor] | None = None) -> Mix:
 
 def outputs_under(host: Host, tokens: Tensor, weight: Tensor) -> Outputs:
     """What a host says when tokens (B, n, d) count by their weight (B, n) where the head pools."""
-    features = host.features(tokens, weight)
+    features = host.features(tokens, weight + NOTHING)
     if not host.info.reads_patches:
         return Outputs(host.logits(tokens), features)
     if host.info.readout == "class+auxiliary":  # its features are the logits already

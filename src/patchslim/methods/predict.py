@@ -27,6 +27,8 @@ from patchslim.slim.assemble import fingerprint, own_weights
 from patchslim.steps.predict import Predict as PredictStep
 from patchslim.steps.selector import Selector, SelectorKind, hidden_width
 
+Removed = Annotated[Literal["merge", "drop"], "what becomes of the other patches"]
+
 
 @register("predict")
 @dataclass(frozen=True)
@@ -38,7 +40,7 @@ class Predict(Method):
     Take it for single images on a CPU or GPU where the average cost counts; such a plan can't be exported.
     """
 
-    removed: Annotated[Literal["merge", "drop"], "what becomes of the other patches"] = "merge"
+    removed: Removed = "merge"
     threshold: Annotated[bool, "images keep as many patches as they need; the others leave"] = False
     blocks: Annotated[int | None, "choose in at most so many blocks; none: any"] = None
     epochs: Annotated[int, "over the images, in which G learns"] = 60

@@ -20,6 +20,8 @@ from patchslim.search.budget import bisect_tolerance, spend_rest
 from patchslim.search.cost import Budget
 from patchslim.search.topdown import Algorithm, TopDown
 
+TuneEpochs = Annotated[int, "epochs of block tuning on cached features"]
+
 
 @register("ps")
 @dataclass(frozen=True)
@@ -32,7 +34,7 @@ class PS(Method):
     """
 
     step: Annotated[int, "r': patches added at a time"] = 10
-    tune_epochs: Annotated[int, "epochs of block tuning on cached features"] = 3
+    tune_epochs: TuneEpochs = 3
     learning_rate: Annotated[float, "of block tuning"] = 5e-5
     carry: Annotated[bool, "removed patches stay as keys and values"] = False
 

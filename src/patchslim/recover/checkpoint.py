@@ -5,17 +5,19 @@ The JSON names the file of tensors that belongs to it and is replaced last, so b
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from patchslim.errors import PatchslimError, RunError
 from patchslim.files import check_same, read_json, write_json
-from patchslim.hosts.weights import read_weights, write_weights
+from patchslim.hosts.weights import read_weights, tensors_fingerprint, write_weights
+from patchslim.slim import own_keys, plan_of
 
 STATE, VERSION = "state.json", 1
 FINISHED = "finished"
@@ -85,6 +87,18 @@ class Checkpoints:
     def _tensors(self, number: int) -> Path:
         assert self.folder is not None
         return self.folder / f"state-{number:06d}.safetensors"
+
+
+def plan_fingerprint(slim: nn.Module) -> str | None:
+    """A short hash of a model's plan, which also speaks for what its steps chose by; None where it has none."""
+    plan = plan_of(slim)
+    return None if plan is None else hashlib.sha256(plan.to_json().encode()).hexdigest()[:16]
+
+
+def host_fingerprint(slim: nn.Module) -> str:
+    """A short hash of a model's weights, less what its steps own: a run keeps those in another file."""
+    own = own_keys(slim)
+    return tensors_fingerprint({name: tensor for name, tensor in slim.state_dict().items() if name not in own})
 
 
 _FIELDS = ("stage", "numbers", "outcomes", "before", "seconds")

@@ -11,15 +11,15 @@ from torch import nn
 from patchslim.errors import RecoverError
 from patchslim.hosts import Host
 from patchslim.recover.config import RecoverConfig
-from patchslim.slim import own_keys
+from patchslim.slim import frozen_keys
 
 
 def choose_learning_(student: Host, classifier: bool) -> list[nn.Parameter]:
-    """Let everything learn but what steps own, whose fingerprint the plan holds, and, unless wanted, the classifier."""
+    """Let everything learn but what the plan holds the fingerprint of, and, unless wanted, the classifier."""
     kept = set() if classifier else {id(parameter) for part in student.classifiers for parameter in part.parameters()}
-    own = own_keys(student.model)
+    frozen = set(frozen_keys(student.model))
     for name, parameter in student.model.named_parameters():
-        parameter.requires_grad_(name not in own and id(parameter) not in kept)
+        parameter.requires_grad_(name not in frozen and id(parameter) not in kept)
     return [parameter for parameter in student.model.parameters() if parameter.requires_grad]
 
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from patchslim.data import ImageSource
 from patchslim.events import Listener, silent
 from patchslim.hosts.weights import weights_fingerprint
-from patchslim.recover.checkpoint import Checkpoints
+from patchslim.recover.checkpoint import Checkpoints, host_fingerprint, plan_fingerprint
 from patchslim.recover.checks import check_slim, open_teacher, training_source
 from patchslim.recover.config import RecoverConfig
 from patchslim.recover.stages import Made, Recovered, Recovery
@@ -52,7 +52,8 @@ def recover(
     started = {
         "settings": config.as_dict(),
         "images": {"count": len(source), "fingerprint": source.fingerprint},
-        "weights": weights_fingerprint(slim),
+        "plan": plan_fingerprint(slim),
+        "weights": host_fingerprint(slim),
         "teacher": weights_fingerprint(host.model),
     }
     folder = None if checkpoint is None else Path(checkpoint)

@@ -11,9 +11,9 @@ from torch import Tensor, nn
 from patchslim.data import TrainingSource
 from patchslim.events import Listener
 from patchslim.hosts import Host
-from patchslim.hosts.weights import check_weights, weights_fingerprint
+from patchslim.hosts.weights import check_weights
 from patchslim.recover.blockwise import STAGE, Blockwise
-from patchslim.recover.checkpoint import FINISHED, Checkpoints, Progress
+from patchslim.recover.checkpoint import FINISHED, Checkpoints, Progress, host_fingerprint
 from patchslim.recover.checks import check_channels, check_finite
 from patchslim.recover.config import RecoverConfig
 from patchslim.recover.distill import Distillation
@@ -76,7 +76,7 @@ class Recovery(Generic[Made]):
             progress.outcomes.append(outcome)
             rest = stages[stages.index(progress.stage) + 1 :]
             progress.stage = FINISHED if not rest or outcome["stopped"] == "diverged" else rest[0]
-            result = weights_fingerprint(self.student.model) if progress.stage == FINISHED else None
+            result = host_fingerprint(self.student.model) if progress.stage == FINISHED else None
             self._keep(progress, result, self._weights())
         return self._result(progress)
 

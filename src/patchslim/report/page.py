@@ -31,4 +31,5 @@ def pictures_in(folder: Path) -> list[str]:
 
 
 def _most(run: Mapping[str, Any]) -> int:
-    return max([1, *run["patches_per_block"]])
+    counts: Sequence[int] = run["patches_per_block"]
+    return max(1, *counts)

@@ -66,8 +66,9 @@ def make_runs(
         return {folder: finished(folder, started)}
     ledger, done = folder / SEARCH / ENTRIES, [folder / run_name(ratio) / PLAN for ratio in ratios]
 
-    def worth() -> bool:
-        return ledger.exists() or any(plan.exists() for plan in done)
+    def worth() -> bool:  # a finished sweep has nothing to go on with: its runs are looked at one by one
+        begun = any(plan.exists() for plan in done) and not (folder / SWEEP).exists()
+        return ledger.exists() or begun
 
     metrics: dict[Path, Metrics] = {}
     with working(folder, SEARCH, started, worth, task.progress) as told:

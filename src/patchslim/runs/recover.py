@@ -26,6 +26,7 @@ from patchslim.runs.store import (
     METRICS,
     PLAN,
     RECOVERY,
+    STEPS_WEIGHTS,
     WEIGHTS,
     load,
     split_weights,
@@ -105,10 +106,16 @@ def _judged(path: Path, slim: nn.Module, judge: Judge | None) -> dict[str, Any] 
 def _put(
     folder: Path, model: nn.Module, teacher: nn.Module, report: Mapping[str, Any], started: Mapping[str, Any]
 ) -> None:
-    """The result in the run's place. If this is interrupted, the recovery's own folder still has it."""
+    """The result in the run's place. If this is interrupted, the recovery's own folder still has it.
+
+    What steps own is written first: the host's weights tell a resumed recovery what it went on from.
+    """
     if not (folder / HOST_WEIGHTS).exists():
         write_weights(folder / HOST_WEIGHTS, teacher.state_dict())
-    write_weights(folder / WEIGHTS, split_weights(model)[0])
+    host, steps = split_weights(model)
+    if steps:
+        write_weights(folder / STEPS_WEIGHTS, steps)
+    write_weights(folder / WEIGHTS, host)
     metrics = read_json(folder / METRICS, RunError, "run's metrics")
     write_json(folder / METRICS, metrics | {RECOVERY: dict(report)})
     config = read_json(folder / CONFIG, RunError, "run's config")

@@ -105,11 +105,11 @@ def read_config(folder: Path) -> dict[str, Any]:
     config = read_json(folder / CONFIG, RunError, "run's config")
     if config.get("format") != "patchslim run":
         raise RunError(f"{folder / CONFIG} does not belong to a patchslim run.")
-    if config.get("version") != RUN_VERSION:
-        raise RunError(
-            f"{folder} is a run of version {config.get('version')}, this patchslim reads {RUN_VERSION}; "
-            "slim the model again."
-        )
+    version = config.get("version")
+    if version != RUN_VERSION:
+        newer = isinstance(version, int) and version > RUN_VERSION
+        what = "upgrade patchslim" if newer else "slim the model again"
+        raise RunError(f"{folder} is a run of version {version}, this patchslim reads {RUN_VERSION}; {what}.")
     return config
 
 

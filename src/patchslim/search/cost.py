@@ -7,7 +7,6 @@ from dataclasses import dataclass, field, replace
 from typing import ClassVar, Protocol, TypeVar
 
 from patchslim.errors import BudgetError
-from patchslim.hosts import HostInfo
 from patchslim.macs import head_macs, host_macs
 from patchslim.plan import SlimPlan
 from patchslim.search.draft import Draft
@@ -28,7 +27,7 @@ class Cost(Protocol):
 
     @property
     def unit(self) -> str:
-        """What it counts; a cache keeps what depends on it apart."""
+        """What it counts, and at which prices; a cache keeps what depends on it apart."""
 
     def of(self, counts: Sequence[int]) -> float:
         """The cost of keeping so many patches in each block."""
@@ -79,7 +78,11 @@ class LatencyCost:
     prices: tuple[float, ...]  # of each part, in shares of the host's time (or in whole blocks, until it is made right)
     fixed: float = 0.0  # what is not in blocks: embedding, head
     multiple: int = 1
-    unit: ClassVar[str] = "time"
+
+    @property
+    def unit(self) -> str:
+        """Time at these prices."""
+        return f"time {self.prices} {self.fixed} {self.multiple}"
 
     def share(self, counts: Sequence[int]) -> float:
         """The time over the host's."""
@@ -117,8 +120,3 @@ def check_reachable(draft: Draft, ratio: float, method: str) -> None:
             f"A MAC ratio of {ratio:g} can't be reached on {draft.info.name} by {method}; "
             f"anything from {low:.3f} to {high:.3f} can."
         )
-
-
-def everything_cost(cost: Cost, info: HostInfo, draft: Draft) -> float:
-    """The share of the host's cost that the plan takes which computes all that anybody reads."""
-    return cost.of(draft.schedule().everything) / host_macs(info)

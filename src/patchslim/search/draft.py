@@ -40,7 +40,7 @@ class Draft:
         """A plan for a clock, with patches that nobody chose: time does not depend on which."""
         steps = self.steps(counts, ())
         order = None
-        if any(step.ordered for step in steps):
+        if any(step.ordered and 0 < count < self.info.patches for step, count in zip(steps, counts, strict=True)):
             order = torch.randperm(self.info.patches, generator=torch.Generator().manual_seed(0)).tolist()
         return make_plan(self.info, steps, order, **self.fields)
 

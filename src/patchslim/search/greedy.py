@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from patchslim.cache import Cache
+from patchslim.cache import Cache, Key
 from patchslim.events import Listener
 from patchslim.evidence.derivatives import GateDerivatives
 from patchslim.evidence.features import Features
@@ -116,24 +116,27 @@ class Greedy:
 
     def error(self, moves: int) -> float:
         """The readout's relative error after so many moves, measured once."""
-        entry = self.cache.get(("error", moves))
+        entry = self.cache.get(self._key("error", moves))
         if entry is None:
             entry = {"error": measure(self.host, self.features, self.plan(moves), {})}
-            self.cache.put(("error", moves), entry)
+            self.cache.put(self._key("error", moves), entry)
         value = float(entry["error"])
         self.listen({"event": "stage", "macs_ratio": self.macs(moves) / host_macs(self.info), "error": value})
         return value
 
+    def _key(self, what: str, number: int) -> Key:
+        """Where the cache has it: every cost has a path of its own."""
+        return (what, number) if self.cost.unit == MacCost.unit else (what, number, self.cost.unit)
+
     def _extend(self) -> bool:
         """Go on by one stage; False where nothing is left to remove."""
         stage, done = len(self.stages) - 1, len(self.moves)
-        key = ("moves", stage) if self.cost.unit == MacCost.unit else ("moves", stage, self.cost.unit)
-        entry = self.cache.get(key)
+        entry = self.cache.get(self._key("moves", stage))
         if entry is None:
             self.listen({"event": "stage", "macs_ratio": self.macs(done) / host_macs(self.info), "error": None})
             before = self.cost.of(self.counts(self.exits(done)))
             entry = {"moves": self._stage(before - STRIDE * host_macs(self.info))}
-            self.cache.put(key, entry)
+            self.cache.put(self._key("moves", stage), entry)
         self.moves += entry["moves"]
         self.stages.append(len(self.moves))
         return bool(entry["moves"])

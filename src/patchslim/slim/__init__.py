@@ -3,6 +3,7 @@
 from patchslim.slim.assemble import (
     apply,
     assembled_,
+    frozen_keys,
     full_plan,
     is_slim,
     made_from,
@@ -20,6 +21,7 @@ __all__ = [
     "State",
     "apply",
     "assembled_",
+    "frozen_keys",
     "full_plan",
     "image_macs",
     "is_slim",

@@ -77,7 +77,7 @@ def slim_blocks(host: Host, plan: SlimPlan, parts: Parts | None = None) -> list[
     blocks[0].entrance = entrance.to(first.device)
     blocks[-1].last = True
     if order is not None and plan.leaving > plan.counts[-1]:  # patches that are carried along
-        blocks[-1].carries, blocks[-1].back = True, order.argsort()
+        blocks[-1].carries, blocks[-1].back = True, order[: info.prefix_tokens + plan.leaving].argsort()
     return blocks
 
 
@@ -144,8 +144,12 @@ def own_keys(model: nn.Module) -> set[str]:
 
 def frozen_keys(model: nn.Module) -> list[str]:
     """Those that belong to the plan and never learn: distances, token selectors, predictors."""
-    learning = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
-    return sorted(own_keys(model) - learning)
+    return sorted(
+        f"{name}.step.{key}"
+        for name, module in model.named_modules()
+        if isinstance(module, SlimBlock)
+        for key in module.frozen
+    )
 
 
 def own_weights(host: Host, plan: SlimPlan, parts: Parts) -> dict[str, Tensor]:

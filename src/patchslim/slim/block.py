@@ -60,6 +60,8 @@ class SlimBlock(nn.Module):
         self.host_shell = shell(block)
         self.math = math
         self.step = step
+        learning = {name for name, parameter in step.named_parameters() if parameter.requires_grad}
+        self.frozen = frozenset(step.state_dict()) - learning  # whatever is made to learn later, these never do
         self.entrance: Entrance | None = None  # of the first block
         self.last = False
         self.carries = False  # whether the last block gives all patches, to be put in the host's order again

@@ -43,6 +43,10 @@ class Step(BaseModel):
         """Patches that the next block sees."""
         return self.kept(entering)
 
+    def bounds(self, least: int, most: int) -> tuple[int, int]:
+        """The fewest and the most patches that images have afterwards, by those that they have before."""
+        return self.leaving(least), self.leaving(most)
+
     def check(self, entering: int) -> None:
         """Raise ValueError, in words that follow `block 3`, when the step can't be done."""
 
@@ -100,9 +104,11 @@ class Counted(Step):
 
 
 def check_stays(n: int, entering: int, half: bool) -> None:
-    """Raise ValueError unless some patches stay; at least half of them where they pair."""
-    if n == 0:
+    """Raise ValueError unless some patches stay; at least half of them, of two or more, where they pair."""
+    if n < 1:
         raise ValueError("keeps no patch to merge into or to choose")
+    if half and entering < 2:
+        raise ValueError("has one patch, and that has none to pair with")
     if half and n < entering // 2:
         raise ValueError(f"keeps {n} of {entering} patches; pairs keep at least half")
 

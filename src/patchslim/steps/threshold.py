@@ -35,6 +35,10 @@ class Threshold(Counted):
         super().check(entering)
         check_stays(self.n, entering, half=False)
 
+    def bounds(self, least: int, most: int) -> tuple[int, int]:
+        """An image may keep all it has, unless only the best are asked for."""
+        return min(self.least, least), most if self.above is not None else min(self.least, most)
+
     def work(self, info: HostInfo, layer: int, entering: int) -> Work:
         """About the average image."""
         return super().work(info, layer, entering)._replace(choice=self._asking(info, entering))
@@ -74,11 +78,12 @@ class ThresholdRunner(Reducing):
 
     def reduce(self, state: Packed, incoming: Incoming, block: Any) -> Packed:
         """(1, T_in, d) → (1, T, d)."""
-        if max(state.lengths) - self.prefix == self.least:
+        if max(state.lengths) - self.prefix <= self.least:
             return state  # no image has more than it keeps anyway
         score = self.scores(state, incoming.y)
         best = score.topk(self.least, dim=1).indices
-        return state.keeping((score > self.above).scatter(1, best, True), self.prefix)
+        stay = (score > self.above).scatter(1, best, True) & score.isfinite()  # an image may have fewer than the least
+        return state.keeping(stay, self.prefix)
 
     def scores(self, state: Packed, y: Tensor) -> Tensor:
         """log ŝ of all patches that come in, -inf where an image has fewer: y (1, T, d) → (B, t)."""

@@ -1,0 +1,233 @@
+"""Run folders: what goes in comes out, and damage is told in one sentence."""
+
+import json
+import pickle
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+import patchslim as ps
+from patchslim.hosts.weights import read_weights, write_weights
+from patchslim.plan import SlimPlan
+from patchslim.runs import load_host
+from patchslim.slim import own_keys
+from small import make_host, make_images, merging, slim_of
+from step_plans import STEPS, alone
+
+
+@torch.no_grad()
+def test_save_and_load(kind: str, tmp_path: Path) -> None:
+    model, slim = slim_of(kind)
+    ps.save(slim, tmp_path / "run", metrics={"top1": 1.0})
+    again: Any = ps.load(tmp_path / "run")
+    images = make_images()
+    assert torch.equal(again(images), slim(images))
+    assert again.plan == slim.plan
+    assert torch.equal(load_host(tmp_path / "run")(images), model(images))
+    names = sorted(path.name for path in (tmp_path / "run").iterdir())
+    assert names == ["config.json", "metrics.json", "model.safetensors", "plan.json"]
+
+
+@pytest.mark.filterwarnings("ignore:There is no packed attention")
+@pytest.mark.parametrize("name", STEPS)
+@torch.no_grad()
+def test_every_kind_of_step_comes_back_with_what_it_owns(name: str, tmp_path: Path) -> None:
+    model, images, run = make_host(), make_images(), tmp_path / "run"
+    plan, weights = alone(model, STEPS[name](10))
+    slim: Any = ps.apply(model, plan, weights)
+    for parameter in slim.blocks[1].step.parameters():
+        if parameter.requires_grad:  # what no plan has a fingerprint of may have learnt since
+            parameter.add_(0.1)
+    ps.save(slim, run)
+    again: Any = ps.load(run)
+    assert torch.equal(again(images), slim(images))
+    assert SlimPlan.load(run / "plan.json") == plan
+    own = own_keys(slim)
+    assert (set(load_file(run / "steps.safetensors")) if (run / "steps.safetensors").exists() else set()) == own
+    assert own >= set(weights)
+    model.load_state_dict(load_file(run / "model.safetensors"))
+
+
+def test_the_transform_survives(tmp_path: Path) -> None:
+    import timm
+    from timm.data import resolve_model_data_config
+
+    model = timm.create_model("vit_base_patch16_clip_224", embed_dim=24, depth=2, num_heads=2, img_size=48)
+    ps.save(ps.apply(model, ps.full_plan(model)), tmp_path / "run")
+    again = ps.load(tmp_path / "run")
+    assert resolve_model_data_config(again) == resolve_model_data_config(model)
+    assert ps.inspect(load_host(tmp_path / "run")).name == "vit_base_patch16_clip_224"
+
+
+def test_only_slim_models_and_only_new_folders(tmp_path: Path) -> None:
+    model, slim = slim_of()
+    with pytest.raises(ps.RunError, match="slim model"):
+        ps.save(model, tmp_path / "run")
+    ps.save(slim, tmp_path / "run")
+    with pytest.raises(ps.RunError, match="already holds a run"):
+        ps.save(slim, tmp_path / "run")
+
+
+def test_a_path_that_cant_be_written(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ps.RunError, match="can't be written"):
+        ps.save(slim_of()[1], tmp_path / "file" / "run")
+
+
+def damaged(tmp_path: Path, name: str, content: bytes) -> Path:
+    """A good run with one file replaced."""
+    run = tmp_path / "run"
+    ps.save(slim_of()[1], run)
+    (run / name).write_bytes(content)
+    return run
+
+
+class Bomb:
+    """Unpickling this would leave a trace."""
+
+    def __reduce__(self) -> tuple[Any, tuple[str]]:
+        return (Path.touch, (Path("exploded"),))  # type: ignore[return-value]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "words"),
+    [
+        ("config.json", b"{}", "does not belong"),
+        ("config.json", b'{"format": "patchslim run", "version": 2, "host": {}}', "does not describe a model"),
+        ("config.json", b'{"format": "patchslim run", "version": 2}', "does not describe a model"),
+        ("config.json", b"{", "not JSON"),
+        ("config.json", b"[" * 100_000, "not JSON"),
+        ("model.safetensors", b"rubbish", "not a readable safetensors"),
+        ("model.safetensors", pickle.dumps(Bomb()), "pickle"),
+        ("plan.json", b"{}", "no version"),
+        ("plan.json", b"[" * 100_000, "not JSON"),
+    ],
+)
+def test_damage_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, content: bytes, words: str) -> None:
+    monkeypatch.chdir(tmp_path)
+    run = damaged(tmp_path, name, content)
+    with pytest.raises(ps.PatchslimError, match=words):
+        ps.load(run)
+    assert not (tmp_path / "exploded").exists()
+
+
+OLD_PLAN = {
+    "version": 3,
+    "host": {"name": "vit", "depth": 2, "width": 24, "heads": 3, "prefix_tokens": 1, "patches": 16, "grid": [4, 4]},
+    "select": "static",
+    "removed": "merge",
+    "groups": "own",
+    "kept": [[0, 1, 2, 3], []],
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "words"),
+    [
+        ("plan.json", OLD_PLAN, "is a plan of version 3, this patchslim reads 4; make the plan anew with"),
+        ("plan.json", {"version": 5}, "is a plan of version 5, this patchslim reads 4; upgrade patchslim"),
+        (
+            "config.json",
+            {"format": "patchslim run", "version": 1, "host": {"library": "timm"}, "settings": {"select": "static"}},
+            "is a run of version 1, this patchslim reads 2; slim the model again",
+        ),
+        (
+            "config.json",
+            {"format": "patchslim run", "version": 3},
+            "is a run of version 3, this patchslim reads 2; upgrade patchslim",
+        ),
+    ],
+)
+def test_other_versions_are_refused_with_one_sentence(tmp_path: Path, name: str, content: Any, words: str) -> None:
+    run = damaged(tmp_path, name, json.dumps(content).encode())
+    with pytest.raises(ps.PatchslimError, match=words) as told:
+        ps.load(run)
+    assert str(told.value).count(". ") == 0
+    assert "\n" not in str(told.value)
+
+
+def test_steps_get_what_came_with_their_plan_and_nothing_else(tmp_path: Path) -> None:
+    model = make_host()
+    for seed in (4, 5):
+        ps.save(ps.apply(model, *merging(model, seed=seed)), tmp_path / str(seed))
+    steps = tmp_path / "4" / "steps.safetensors"
+    whole = load_file(steps)
+    for content, words in (
+        (load_file(tmp_path / "5" / "steps.safetensors"), "belong to another model or plan"),
+        ({name: tensor for name, tensor in whole.items() if "blocks.0" not in name}, r"blocks\.0\.step.* is not given"),
+        (whole | {"blocks.3.step.distance.weight": torch.ones(1)}, "no step of this plan owns that"),
+        (None, r"blocks\.0\.step\.distance.* is not given"),
+    ):
+        steps.unlink() if content is None else save_file(content, steps)
+        with pytest.raises(ps.PlanError, match=words):
+            ps.load(tmp_path / "4")
+    steps.write_bytes(pickle.dumps(Bomb()))
+    with pytest.raises(ps.CheckpointError, match="is a pickle"):
+        ps.load(tmp_path / "4")
+
+
+def test_weights_of_another_model_are_refused(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    ps.save(slim_of()[1], run)
+    weights = load_file(run / "model.safetensors")
+    save_file(make_host("registers").state_dict(), run / "model.safetensors")
+    with pytest.raises(ps.CheckpointError, match="another model"):
+        ps.load(run)
+    weights["head.bias"][0] = torch.inf
+    save_file(weights, run / "model.safetensors")
+    with pytest.raises(ps.CheckpointError, match="NaN or infinite"):
+        ps.load(run)
+
+
+@pytest.mark.parametrize(
+    ("place", "value"),
+    [
+        (("kwargs", "embed_dim"), 0),
+        (("kwargs", "num_heads"), 0),
+        (("kwargs", "norm_layer"), {"class": "os.system", "eps": 1}),
+        (("pretrained_cfg", "mean"), "x"),
+        (("pretrained_cfg", "interpolation"), "evil"),
+        (("class",), "Popen"),
+    ],
+)
+def test_a_damaged_description_is_told(tmp_path: Path, place: tuple[str, ...], value: Any) -> None:
+    run = tmp_path / "run"
+    ps.save(slim_of()[1], run)
+    config = json.loads((run / "config.json").read_text())
+    inner = config["host"]
+    for name in place[:-1]:
+        inner = inner[name]
+    inner[place[-1]] = value
+    (run / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ps.RunError, match="does not describe"):
+        ps.load(run)
+
+
+def test_missing_and_unfinished_runs_are_told(tmp_path: Path) -> None:
+    with pytest.raises(ps.RunError, match="no run folder"):
+        ps.load(tmp_path / "nothing")
+    run = tmp_path / "run"
+    ps.save(slim_of()[1], run)
+    (run / "plan.json").unlink()
+    with pytest.raises(ps.RunError, match="not finished"):
+        ps.load(run)
+
+
+def test_nothing_in_a_run_names_this_machine(tmp_path: Path) -> None:
+    ps.save(slim_of()[1], tmp_path / "run")
+    for name in ("config.json", "metrics.json", "plan.json"):
+        assert str(tmp_path) not in (tmp_path / "run" / name).read_text()
+    assert json.loads((tmp_path / "run" / "config.json").read_text())["version"] == 2
+
+
+def test_a_file_whose_header_has_a_pickles_length_is_read(tmp_path: Path) -> None:
+    """Bare pickles start with 0x80; so does a safetensors file with a header of 128, 384, … bytes."""
+    path, starts = tmp_path / "weights.safetensors", set()
+    for length in range(60, 80):
+        write_weights(path, {"w" * length: torch.ones(1)})
+        starts.add(path.read_bytes()[0])
+        assert list(read_weights(path)) == ["w" * length]
+    assert 0x80 in starts
