@@ -6,10 +6,16 @@ import sys
 
 import typer
 
-from benchmarks import ablations, accuracy, gpu, models, search, speed, table
+from benchmarks import ablations, accuracy, gpu, models, peers, search, speed, table
+from benchmarks.export import accuracy as export_accuracy
+from benchmarks.export import parity as export_parity
+from benchmarks.export import speed as export_speed
+from benchmarks.export import torchao
 from benchmarks.figures import house, methods
 from benchmarks.paper import commands
+from benchmarks.paper.figures import command
 from benchmarks.paper.published import TABLES
+from benchmarks.train import digits, small
 from patchslim.errors import PatchslimError
 
 
@@ -38,7 +44,25 @@ paper = app_of("The paper's tables, throughput and figures, measured and publish
 for name in TABLES:
     paper.command(name)(commands.tables)
 paper.command("throughput")(commands.throughput)
+paper.command("figures")(command.figures)
 app.add_typer(paper, name="paper")
+
+others = app_of("ToMe's and EViT's own code beside ours.")
+others.command("parity")(peers.parity)
+others.command("speed")(peers.speed)
+app.add_typer(others, name="peers")
+
+files = app_of("Files that `patchslim export` writes, and layers that torchao quantises.")
+files.command("parity")(export_parity.parity)
+files.command("accuracy")(export_accuracy.accuracy)
+files.command("speed")(export_speed.speed)
+files.command("torchao")(torchao.torchao)
+app.add_typer(files, name="export")
+
+training = app_of("How networks were made that come with patchslim or that are slimmed for tests.")
+training.command("digits")(digits.digits)
+training.command("small")(small.small)
+app.add_typer(training, name="train")
 
 
 def main() -> None:

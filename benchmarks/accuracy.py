@@ -31,8 +31,7 @@ from benchmarks.inputs import (
 )
 from benchmarks.rows import RESULTS, Row, about, keep
 from patchslim.cache import Cache
-from patchslim.data import ImageSource
-from patchslim.data.tensors import TensorImages
+from patchslim.data import ImageSource, TensorImages
 from patchslim.data.views import seeded
 from patchslim.errors import DataError
 from patchslim.evidence.features import Features

@@ -13,9 +13,8 @@ import typer
 from torch import Tensor, nn
 
 from patchslim.cli.common import open_device, open_model, split_setting, workers_for
-from patchslim.data import Images, ImageSource, open_images, tensor_images
+from patchslim.data import Images, ImageSource, TensorImages, open_images, tensor_images
 from patchslim.data.canvas import Canvases
-from patchslim.data.tensors import TensorImages
 from patchslim.errors import BudgetError, MethodError, PlanError, RecoverError, UnsupportedModel
 from patchslim.hosts import HostInfo, inspect
 from patchslim.measure.paired import paired

@@ -83,9 +83,12 @@ def contenders(host: nn.Module, info: HostInfo) -> tuple[dict[str, nn.Module], d
     return {"host": host, SAME: with_matmul_embed(host)}, {"host": known}
 
 
-def timed(contest: Contest, models: dict[str, nn.Module], batch: torch.Tensor) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Each model's numbers, all timed in turns; `SAME` is only a baseline."""
+def timed(
+    contest: Contest, models: dict[str, nn.Module], batch: torch.Tensor, host: str = "host"
+) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Each model's numbers, all timed in turns; with `SAME` only as a baseline, where it is among them."""
     found, size = contest.time(models, batch), len(batch)
+    same = next((own for name, own in found.items() if name.startswith(SAME)), None)
     for name, own in found.items():
         for failed, reason in own.prepared.failed.items():
             say(f"{name}: {failed} failed ({first_words(Exception(reason))})")
@@ -95,8 +98,8 @@ def timed(contest: Contest, models: dict[str, nn.Module], batch: torch.Tensor) -
                 "images_per_second": round(size / own.seconds, 1),
                 "mode": own.best,
                 "modes": {mode: round(timing.throughput(size), 1) for mode, timing in own.times.items()},
-                "speedup": round(found["host"].seconds / own.seconds, 4),
-                "speedup_same_embedding": round(found[SAME].seconds / own.seconds, 4),
+                "speedup": round(found[host].seconds / own.seconds, 4),
+                "speedup_same_embedding": None if same is None else round(same.seconds / own.seconds, 4),
             },
         )
 

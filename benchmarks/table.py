@@ -35,6 +35,16 @@ def interval(name: str) -> Column:
     return show
 
 
+def place(name: str) -> Column:
+    """Where a row lies in its figure, or what else tells it from others."""
+    return lambda row: EMPTY if row.point is None or name not in row.point else f"{row.point[name]}"
+
+
+def value(name: str, how: str) -> Column:
+    """One of a row's numbers that have no column of their own."""
+    return lambda row: EMPTY if row.values is None or name not in row.values else format(row.values[name], how)
+
+
 def method_of(row: Row) -> str:
     """`merge`, `blocks=none`."""
     words = [f"`{row.method}`" if row.method != "host" else "host"]

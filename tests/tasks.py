@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import patchslim as ps
-import patchslim.hosts.digits_vit  # noqa: F401  (registers itself with timm)
+import patchslim.hosts.digits_vit
 from patchslim.data import open_images
 from patchslim.methods import Fitted, Task, fit, model_of
 from patchslim.plan import make_plan

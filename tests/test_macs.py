@@ -7,99 +7,84 @@ import timm
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch.utils.flop_counter import FlopCounterMode
 
 import patchslim as ps
 from flops import counted, unfused
-from patchslim.macs import host_macs, predictor_macs
-from patchslim.plan import PredictorSpec, make_plan
-from patchslim.slim.predictor import hidden_width
-from small import KINDS, make_images, merge_plan, nested, per_image_plan
+from patchslim.macs import MADE, host_macs, macs_of_image, plan_macs, steps_macs
+from patchslim.plan import make_plan
+from patchslim.steps.keep import Keep
+from patchslim.steps.selector import hidden_width, selector_macs
+from patchslim.steps.slice import Slice
+from small import make_host
+from step_plans import STEPS, alone, mixes
+
+HOSTS = {kind: unfused(kind) for kind in ("class", "mean with prefix")}
+
+
+def on_meta(name: str) -> torch.nn.Module:
+    """A model of timm's without any numbers."""
+    with torch.device("meta"):
+        model: torch.nn.Module = timm.create_model(f"{name}_patch16_224")
+    return model
 
 
 def test_hosts_equal_the_counter(kind: str) -> None:
     model = unfused(kind)
-    assert ps.count_macs(model) == counted(model)
+    assert ps.count_macs(model) == counted(model) == host_macs(ps.inspect(model))
     assert ps.count_macs(model, ps.full_plan(model)) == counted(model)
 
 
-@pytest.mark.parametrize("kind", list(KINDS))
-@settings(max_examples=12, deadline=None)
-@given(data=st.data())
-def test_slim_models_equal_the_counter(kind: str, data: st.DataObject) -> None:
+@pytest.mark.parametrize("name", [name for name in STEPS if "threshold" not in name])
+def test_each_step_equals_the_counter(kind: str, name: str) -> None:
+    """What images that keep different numbers take is in tests/steps/test_step_threshold.py."""
     model = unfused(kind)
-    info = ps.inspect(model)
-    kept = data.draw(nested())
-    if info.reads_patches:
-        kept = [sorted({0, *block}) for block in kept]
-    for removed in ("drop", "carry"):
-        plan = make_plan(info, kept, removed)
-        slim = ps.apply(model, plan)
-        assert ps.count_macs(slim) == ps.count_macs(model, plan) == counted(slim)
-
-
-WAYS: list[dict[str, Any]] = [
-    {"select": "matched", "removed": "merge"},
-    {"select": "matched", "removed": "drop"},
-    {"select": "matched", "removed": "merge", "drops": [1, 3]},
-    {"select": "predicted", "removed": "drop"},
-    {"select": "predicted", "removed": "drop", "kind": "pool"},
-    {"select": "predicted", "removed": "drop", "kind": "context"},
-    {"select": "predicted", "removed": "merge", "drops": [2]},
-    {"select": "predicted", "removed": "merge", "kind": "context"},
-    {"select": "predicted", "removed": "merge", "kind": "context", "drops": [1, 3]},
-    {"select": "predicted", "removed": "merge", "kind": "pool"},
-]
-
-
-@pytest.mark.parametrize("way", WAYS)
-def test_choosing_and_merging_is_counted(kind: str, way: dict[str, Any]) -> None:
-    model = unfused(kind)
-    for counts in ([13, 9, 6, 3], [16, 8, 8, 4], [15, 15, 7, 7]):
-        plan, weights = per_image_plan(model, counts=counts, **way)
+    for n in (9, 13, 16):
+        plan, weights = alone(model, STEPS[name](n) if name != "tome" else STEPS[name](n - 8))
+        if name == "evit" and not ps.inspect(model).reads_class:
+            continue
         slim = ps.apply(model, plan, weights)
         assert ps.count_macs(slim) == ps.count_macs(model, plan) == counted(slim)
 
 
-@pytest.mark.filterwarnings("ignore:There is no packed attention")
-@pytest.mark.parametrize("predictor", ["context", "mlp", "pool"])
-def test_what_a_threshold_keeps_is_counted(kind: str, predictor: Any) -> None:
-    model = unfused(kind)
-    plan, weights = per_image_plan(model, "predicted", kind=predictor, thresholds=[-3.0, -1.0, 0.0, 0.0])
+@pytest.mark.parametrize("kind", HOSTS)
+@settings(max_examples=25, deadline=None)
+@given(data=st.data())
+def test_any_mix_of_steps_equals_the_counter(kind: str, data: st.DataObject) -> None:
+    model = HOSTS[kind]
+    plan, weights = data.draw(mixes(model, [name for name in STEPS if "threshold" not in name]))
     slim = ps.apply(model, plan, weights)
-    for image in make_images(3).split(1):  # alone, so that G runs on no filling
-        with FlopCounterMode(display=False) as counter:
-            slim(image)
-        assert 2 * int(slim.image_macs(image)) == counter.get_total_flops()
+    assert ps.count_macs(slim) == ps.count_macs(model, plan) == counted(slim)
 
 
-def test_static_merge_is_counted(kind: str) -> None:
-    model = unfused(kind)
-    slim = ps.apply(model, merge_plan(model))
-    assert ps.count_macs(slim) == counted(slim)
+def test_an_average_over_images_is_what_the_plan_says() -> None:
+    info = ps.inspect(make_host())
+    plan = make_plan(info, [Keep()] * 3 + [Slice(n=0)])
+    assert plan_macs(info, plan) == steps_macs(info, plan.steps)
+    assert plan_macs(info, plan.with_(average_macs=12345)) == 12345
+    assert macs_of_image(info, plan.steps, [16, 16, 16, 0]) == steps_macs(info, plan.steps)
 
 
-@pytest.mark.parametrize("predictor", ["context", "mlp", "pool"])
-def test_the_predictor_costs_at_most_a_hundredth_of_the_host(predictor: Any) -> None:
+def test_a_model_without_a_plan_takes_what_it_was_made_to_take() -> None:
+    model = make_host()
+    setattr(model, MADE, 4321)
+    assert ps.count_macs(model) == 4321
+    assert ps.count_macs(model, ps.full_plan(model)) == ps.count_macs(make_host())
+
+
+@pytest.mark.parametrize("selector", ["context", "mlp", "pool"])
+def test_the_selector_costs_at_most_a_hundredth_of_the_host(selector: Any) -> None:
     for name in ("deit_tiny", "deit_small", "deit_base"):
-        with torch.device("meta"):
-            info = ps.inspect(timm.create_model(f"{name}_patch16_224"))
-        spec = PredictorSpec(kind=predictor, hidden=hidden_width(info, predictor), weights="")
-        everywhere = info.depth * predictor_macs(info, spec, info.patches)
+        info = ps.inspect(on_meta(name))
+        everywhere = info.depth * selector_macs(info, selector, hidden_width(info, selector), info.patches)
         assert everywhere <= 0.01 * host_macs(info)
 
 
-def test_published_numbers() -> None:
-    expected = {"deit_tiny": 1.2537, "deit_small": 4.5989, "deit_base": 17.5638}
-    for name, gmacs in expected.items():
-        with torch.device("meta"):
-            model = timm.create_model(f"{name}_patch16_224")
-        assert round(ps.count_macs(model) / 1e9, 4) == gmacs
+@pytest.mark.parametrize(("name", "gmacs"), [("deit_tiny", 1.2537), ("deit_small", 4.5989), ("deit_base", 17.5638)])
+def test_published_numbers(name: str, gmacs: float) -> None:
+    assert round(ps.count_macs(on_meta(name)) / 1e9, 4) == gmacs
 
 
 def test_computing_only_the_readout_in_the_last_block_saves_7_percent_of_deit_small() -> None:
-    with torch.device("meta"):
-        model = timm.create_model("deit_small_patch16_224")
-    everything = list(range(196))
-    plan = make_plan(ps.inspect(model), [everything] * 11 + [[]])
+    model = on_meta("deit_small")
+    plan = make_plan(ps.inspect(model), [Keep()] * 11 + [Slice(n=0)])
     assert round(1 - ps.count_macs(model, plan) / ps.count_macs(model), 3) == 0.069

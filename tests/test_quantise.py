@@ -15,7 +15,8 @@ from patchslim.hosts import with_matmul_embed
 from patchslim.measure import BenchConfig, bench
 from patchslim.quantise import check_way, quantised, rows_seen
 from patchslim.timing.memory import size_of
-from small import WAYS, make_host, make_images, plan_for, relative
+from small import make_host, make_images, plan_for, relative
+from step_plans import OURS, alone
 
 pytest.importorskip("torchao")
 
@@ -37,10 +38,11 @@ def linear_layers(model: nn.Module) -> list[tuple[str, nn.Linear]]:
     return [(name, layer) for name, layer in model.named_modules() if isinstance(layer, nn.Linear)]
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_every_way_stays_close(way: str) -> None:
-    slim, _ = slim_and_host(way)
-    images = make_images(20)
+@pytest.mark.filterwarnings("ignore:There is no packed attention")
+@pytest.mark.parametrize("name", OURS)
+def test_every_step_stays_close(name: str) -> None:
+    host = make_host(**WIDE)
+    slim, images = ps.apply(host, *alone(host, OURS[name](9))), make_images(20)
     with torch.inference_mode():
         wanted = slim(images)
         found = quantised(slim, "int8", images)(images)
@@ -115,8 +117,8 @@ def test_what_no_family_knows_is_refused() -> None:
 
 
 def test_g_chooses_as_before() -> None:
-    slim, _ = slim_and_host("predicted")
-    assert not [name for name in coarse_layers(quantised(slim, "int8", make_images(20))) if "predictor" in name]
+    slim, _ = slim_and_host("predict")
+    assert not [name for name in coarse_layers(quantised(slim, "int8", make_images(20))) if ".step." in name]
 
 
 def test_rows_are_counted_by_hand() -> None:

@@ -74,7 +74,8 @@ def lines(source: Path = SOURCE) -> Counter[str]:
 
 def places() -> dict[str, tuple[float, float]]:
     """Where each room stands: rows from the top; rooms from left to right, one row back, so that arrows stay short."""
-    widest, found = max(len(rooms) for rooms in ROWS.values()), {}
+    widest = max(len(rooms) for rooms in ROWS.values())
+    found: dict[str, tuple[float, float]] = {}
     for row, (name, rooms) in enumerate(ROWS.items()):
         left = (widest - len(rooms)) / 2
         shown = rooms[::-1] if name == BACKWARDS else rooms

@@ -10,8 +10,8 @@ from typing import Annotated
 import typer
 
 from patchslim.cli.common import open_model
-from patchslim.cli.demo import KEPT_PICTURE, MERGED_PICTURE, PLAIN, draw, slim_digits
-from patchslim.methods import DEFAULT
+from patchslim.cli.demo import KEPT_PICTURE, MERGED_PICTURE, draw, slim_digits
+from patchslim.methods import DEFAULT, PLAINEST
 
 DOCS = Path(__file__).parents[2] / "docs"
 
@@ -23,7 +23,7 @@ def methods(out: Annotated[Path, typer.Option("--out", help="Folder of the pictu
     with tempfile.TemporaryDirectory() as folder:
         runs = Path(folder)
         merged = slim_digits(host, DEFAULT, runs / DEFAULT, runs / MERGED_PICTURE)
-        plain = slim_digits(host, PLAIN, runs / PLAIN, runs / KEPT_PICTURE)
+        plain = slim_digits(host, PLAINEST, runs / PLAINEST, runs / KEPT_PICTURE)
         draw(host, merged, plain)
         for name in (MERGED_PICTURE, KEPT_PICTURE):
             shutil.copyfile(runs / name, out / name)

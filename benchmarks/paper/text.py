@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from benchmarks.paper.published import Published, beside, printed
 from benchmarks.rows import Row
-from benchmarks.table import COLUMNS, EMPTY, Column, interval, method_of, number, pages
+from benchmarks.table import COLUMNS, EMPTY, Column, interval, method_of, number, pages, place, value
 
 __all__ = ["name_of", "of", "pages"]  # `pages` knows the columns below once this module is imported
 
@@ -60,10 +60,35 @@ SIZES: dict[str, Column] = {
     "parameters, M": scaled("parameters", 1e6, ".1f"),
     "GMACs": scaled("macs", 1e9, ".4g"),
 }
+
+
+def patches(row: Row) -> str:
+    """Patches per block."""
+    return ", ".join(map(str, row.patches_per_block or [])) or EMPTY
+
+
 MODEL: dict[str, Column] = {"model": lambda row: f"`{row.model}`", "method": method_of}
 COLUMNS |= {
     "paper-table1": {"method": method_of, **of("table1"), **MEASURED},
     "paper-table2": {"the paper's": name_of, **MODEL, **of("table2"), **SIZES, **MEASURED},
     "paper-table3": {"method": method_of, **of("table3"), **MEASURED},
     "paper-throughput": {**MODEL, **of("table1", "table2"), **SIZES, **MEASURED, "mode": number("mode", "")},
+}
+TOP1: dict[str, Column] = {name: MEASURED[name] for name in ("MACs", "top-1", "lost")}
+ONE_BLOCK: dict[str, Column] = {
+    "method": method_of,
+    **{name: place(name) for name in ("block", "removed", "rate", "score")},
+    "seed": number("seed", "d"),
+    **TOP1,
+}
+COLUMNS |= {
+    "figure-sim": {
+        "features": place("of"),
+        "block": place("block"),
+        **{name: value(name, ".3f") for name in ("mean", "p5", "p95")},
+    },
+    "figure-eps": {"method": method_of, "ε": place("tolerance"), **TOP1, "patches per block": patches},
+    "figure-even": {"method": method_of, "ε": place("tolerance"), **TOP1, "patches per block": patches},
+    "figure-layers": ONE_BLOCK,
+    "figure-acc": ONE_BLOCK,
 }

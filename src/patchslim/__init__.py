@@ -20,7 +20,7 @@ from patchslim.macs import count_macs
 from patchslim.measure import compare
 from patchslim.plan import SlimPlan
 from patchslim.recover import RecoverConfig, finetune
-from patchslim.runs import load, save
+from patchslim.runs.store import load, save
 from patchslim.slim import apply, full_plan, image_macs, masked_logits, sources
 from patchslim.version import __version__
 

@@ -4,8 +4,6 @@ A search is deterministic, so resuming is running it again with a memory: every 
 written after its weights. A line cut short by a crash is ignored.
 """
 
-from __future__ import annotations
-
 import copy
 import hashlib
 import json

@@ -4,8 +4,6 @@ Searches, sweeps, recoveries and comparisons all live by it. Work keeps what it 
 the folder, or the folder itself. A killed process leaves its memory behind, and the same command resumes from it.
 """
 
-from __future__ import annotations
-
 import json
 import shutil
 import time
@@ -63,7 +61,10 @@ def working(
     made, empty, keeps = not folder.exists(), not taken(folder), memory == ITSELF
     own.mkdir(parents=True, exist_ok=True)
     with alone(own, folder):
-        _check_memory(folder, own, started, worth, advice)
+        if (own / STARTED).exists():
+            check_started(folder, own / STARTED, started, advice)
+        elif worth():  # of a run only its memory may go
+            raise RunError(f"{own} can't be resumed: its {STARTED} is missing; remove it and start again.")
         try:
             write_json(own / STARTED, started)
             yield logged(folder / LOG, listen)
@@ -76,14 +77,6 @@ def working(
             raise
         if not keeps:
             shutil.rmtree(own)
-
-
-def _check_memory(folder: Path, own: Path, started: Mapping[str, Any], worth: Callable[[], bool], advice: str) -> None:
-    """Raise RunError when something else was started here."""
-    if (own / STARTED).exists():
-        check_started(folder, own / STARTED, started, advice)
-    elif worth():  # of a run only its memory may go
-        raise RunError(f"{own} can't be resumed: its {STARTED} is missing; remove it and start again.")
 
 
 def check_started(folder: Path, path: Path, started: Mapping[str, Any], advice: str = OTHERWISE) -> None:

@@ -1,7 +1,5 @@
 """Packages of the extras, imported only when asked for: `import patchslim` works without them."""
 
-from __future__ import annotations
-
 import importlib
 import io
 import logging
@@ -11,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stdout
 from typing import Any
 
-from patchslim.errors import ExportError
+from patchslim.errors import ExportError, PatchslimError, first_words
 
 
 def need(name: str, extra: str = "export", what: str = "This export") -> Any:
@@ -51,3 +49,16 @@ def quiet() -> Iterator[None]:
             yield
     finally:
         logging.disable(level)
+
+
+@contextmanager
+def told(what: str, remedy: str = "") -> Iterator[None]:
+    """Keep a package quiet; whatever it fails with becomes one sentence: what can't be done, why, and what to do."""
+    try:
+        with quiet():
+            yield
+    except PatchslimError:
+        raise
+    except Exception as error:  # exporters and runtimes fail in many ways
+        why = first_words(error)
+        raise ExportError(f"{what} ({why}); {remedy}." if remedy else f"{what}: {why}.") from None

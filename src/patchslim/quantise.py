@@ -1,8 +1,6 @@
 """Linear layers in INT8 or float8, for inference in PyTorch, by torchao: weights with a scale per output, taken once;
 inputs with a scale per token, taken as they come. Nothing is calibrated, so it takes no images."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Mapping
 from typing import Any
@@ -10,9 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from patchslim.errors import PatchslimError, first_words
+from patchslim.errors import PatchslimError
 from patchslim.hosts import classifiers_of, split_qkv_
-from patchslim.packages import need, quiet
+from patchslim.packages import need, quiet, told
 from patchslim.slim import own_keys
 
 WAYS = ("int8", "float8")
@@ -42,11 +40,8 @@ def quantised(model: nn.Module, way: str, batch: Tensor) -> nn.Module:
     model = copy.deepcopy(model).eval().requires_grad_(False)
     split_qkv_(model, rows_seen(model, batch))  # a slim block takes rows of the weight where it has fewer queries
     fitting = _fitting(model, rows_seen(model, batch))
-    try:
-        with quiet():
-            _torchao().quantize_(model, _config(way), lambda layer, name: name in fitting)
-    except Exception as error:
-        raise PatchslimError(f"torchao can't quantise this model to {way}: {first_words(error)}.") from None
+    with told(f"torchao can't quantise this model to {way}"):
+        _torchao().quantize_(model, _config(way), lambda layer, name: name in fitting)
     return model
 
 

@@ -1,34 +1,44 @@
-"""Models made for their speed alone: MACs as asked for, and rows of models that can't be slimmed."""
+"""Models made for their speed alone, by every method: within the MACs asked for, and close to them."""
 
 import pytest
+import timm
 import torch
+from torch import nn
 
 import patchslim as ps
-from drawn import quick_method
-from paper_cells import Block
-from patchslim.cli.common import open_model
-from patchslim.data import tensor_images
-from patchslim.data.transform import data_config
-from patchslim.hosts import open_host
-from patchslim.peers import Cell, Job, SpeedConfig
-from speed_rows import SpeedBlock
+from benchmarks.drawn import drawn_model
+from benchmarks.inputs import read_methods
+from patchslim import methods
+from patchslim.errors import BudgetError
+
+COARSE = {"hvt": 0.1}  # poolings come in steps
+WORDS = [*methods.names(), "merge:blocks=none", "ps:carry=true", "predict:removed=drop", "tome:readout_only=true"]
 
 
-@pytest.mark.parametrize("name", ["ps-static", "dps", "ps-predicted", "ps-matched", "power"])
-@pytest.mark.parametrize("ratio", [0.75, 0.6, 0.45])
-def test_drawn_models_have_the_macs_asked_for(name: str, ratio: float) -> None:
-    model = open_model("digits_vit")
-    images = torch.randn(2, *data_config(model)["input_size"])
-    cell = quick_method(name).build(Job(open_host(model), tensor_images(images)), ratio)
-    assert isinstance(cell, Cell)
-    assert ratio - 0.03 < cell.macs / ps.count_macs(model) <= ratio
-    assert cell.macs == ps.count_macs(cell.module)
-    with torch.no_grad():
-        assert cell.module(images).shape == model(images).shape
+@pytest.fixture(scope="module")
+def host() -> nn.Module:
+    torch.manual_seed(0)
+    return timm.create_model("test_vit", img_size=128, num_classes=7, depth=8).eval()
 
 
-def test_speed_of_a_model_that_is_no_host() -> None:
-    found = SpeedBlock(Block("swin_s3_tiny_224", ()), torch.device("cpu"), SpeedConfig(1, seconds=0.01)).run(None)
-    assert (found["base"], found["rows"]) == (None, [])
-    assert found["host"]["throughput"] > 0
-    assert found["host"]["method"] == "host"
+@pytest.mark.parametrize("word", WORDS)
+def test_drawn_models_have_the_macs_asked_for(word: str, host: nn.Module) -> None:
+    (chosen,), images = read_methods(word), torch.randn(2, 3, 128, 128)
+    for ratio in (0.75, 0.5):
+        slim = drawn_model(host, chosen, ratio)
+        assert ratio - COARSE.get(chosen.name, 0.03) < ps.count_macs(slim) / ps.count_macs(host) <= ratio
+        with torch.no_grad():
+            assert slim(images).shape == (2, 7)
+
+
+def test_given_counts_are_taken(host: nn.Module) -> None:
+    counts = [64, 40, 40, 40, 30, 30, 30, 0]
+    slim = drawn_model(host, read_methods("merge")[0], 0.5, counts)
+    assert list(slim.plan.counts) == counts  # type: ignore[union-attr, arg-type]
+
+
+def test_what_cannot_be_drawn_is_said(host: nn.Module) -> None:
+    with pytest.raises(BudgetError, match="depends on the images"):
+        drawn_model(host, read_methods("predict:threshold=true")[0], 0.5)
+    with pytest.raises(BudgetError, match="comes down to 0.05"):
+        drawn_model(host, read_methods("merge")[0], 0.05)

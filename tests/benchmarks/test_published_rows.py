@@ -1,29 +1,44 @@
-"""The paper's figures are copied right, as far as they check themselves, and ask for the right cells."""
+"""The paper's numbers are copied right, as far as they check themselves, and ask for the right cells."""
 
 import pytest
 
-import published
-from paper_cells import BESIDE, METHODS, NAMES, Block, table1, table2, table3, without_twins
-from paper_throughput import blocks_of_both
-from patchslim.peers import make_methods
-from published import AT_ODDS, BASELINE, TABLE1, TABLE2, TABLE3, Model, Row
-from watch import counted_macs
+from benchmarks.paper.commands import timed_cells
+from benchmarks.paper.harness import counted_macs
+from benchmarks.paper.published import (
+    BASELINE,
+    FILE,
+    METHODS,
+    TABLES,
+    Published,
+    beside,
+    cells_of,
+    models_of,
+    printed,
+)
+from benchmarks.paper.text import COLUMNS
+from benchmarks.rows import Row
+from patchslim.errors import DataError
+from patchslim.files import read_json
+
+TI, S, B = (f"deit_{size}_patch16_224" for size in ("tiny", "small", "base"))
+TABLE1, TABLE2, TABLE3 = map(printed, TABLES)
+AT_ODDS = {tuple(pair) for pair in read_json(FILE, DataError, "file")["at_odds"]}
+OURS = {("ps:tune_epochs=0", 0.538), ("drop", 0.538), ("dps", 0.462), ("predict", 0.462)}
 
 
-def base_of(row: Row) -> Row:
+def base_of(row: Published) -> Published:
     return next(own for own in TABLE1 if own.model == row.model and own.method == BASELINE)
 
 
+def words(model: str, table: str, also: tuple[float, ...] = ()) -> list[tuple[str, float]]:
+    return [(str(cell.chosen), cell.ratio) for cell in cells_of(table, model, also)]
+
+
 @pytest.mark.parametrize("row", TABLE1, ids=lambda row: f"{row.model} {row.method}")
-def test_reductions_are_those_of_the_flops(row: Row) -> None:
+def test_reductions_and_gains_are_those_of_the_columns_beside(row: Published) -> None:
     base = base_of(row)
     low, high = ((row.gmacs + sign * 0.05) / (base.gmacs - sign * 0.05) for sign in (-1, 1))  # printed digits
     assert (low <= row.ratio <= high) == ((row.model, row.method) not in AT_ODDS)
-
-
-@pytest.mark.parametrize("row", TABLE1, ids=lambda row: f"{row.model} {row.method}")
-def test_gains_are_those_of_the_throughput(row: Row) -> None:
-    base = base_of(row)
     assert row.throughput is not None
     assert base.throughput is not None
     assert row.gain == pytest.approx(100 * (row.throughput / base.throughput - 1), abs=0.5)
@@ -35,15 +50,15 @@ def test_the_tables_agree_where_they_overlap() -> None:
         if (row.model, row.method) in first:
             other = first[row.model, row.method]
             assert (row.top1, row.top5, row.gmacs, row.ratio) == (other.top1, other.top5, other.gmacs, other.ratio)
-    plain = {row.model: row for row in TABLE2 if not row.slim}
+    plain = {row.model: row for row in TABLE2 if row.method == BASELINE}
     for model in {row.model for row in TABLE1} & plain.keys():
         assert plain[model].top1 == first[model, BASELINE].top1
         assert plain[model].gmacs == pytest.approx(first[model, BASELINE].gmacs, abs=0.11)
-    assert all(row.host_gmacs == plain[row.model].gmacs for row in TABLE2 if row.slim)
+    assert all(row.host_gmacs == plain[row.model].gmacs for row in TABLE2 if row.method != BASELINE)
 
 
-@pytest.mark.parametrize("row", [row for row in TABLE2 if not row.slim], ids=lambda row: row.name)
-def test_timms_models_are_the_papers(row: Model) -> None:
+@pytest.mark.parametrize("row", [row for row in TABLE2 if row.method == BASELINE], ids=lambda row: row.name)
+def test_timms_models_are_the_papers(row: Published) -> None:
     """By their MACs, where the paper's are those of the model's authors and timm has the very model."""
     macs = counted_macs(row.model) / 1e9
     if row.model.startswith(("deit", "swin", "tnt", "lvvit_s")):
@@ -58,57 +73,61 @@ def test_timms_models_are_the_papers(row: Model) -> None:
         assert macs == pytest.approx(12.68, abs=0.01)
 
 
-def test_cells_of_the_first_block() -> None:
-    (block,) = table1([published.TI])
-    beside = {(name, ratio) for name in BESIDE for ratio in (0.538, 0.462)}
-    paper = {("scop", 0.616), ("power", 0.616), ("hvt", 0.538), ("impact", 0.538), ("ps-static", 0.538)}
-    assert block.pairs == paper | {("dps", 0.462), ("ps-predicted", 0.462)} | beside
-    assert len(block.cells) == len(block.pairs)
-    known = block.published("impact", 0.538)
-    assert known == block.published("ps-static", 0.538)
-    assert known is not None
-    assert (known["method"], known["top1"], known["ratio"]) == ("PS", 72.0, 0.538)
-    assert block.published("tome", 0.538) is None
-    assert block.published_base is not None
-    assert block.published_base["throughput"] == 2536
-
-
-def test_every_row_of_the_paper_has_a_cell() -> None:
-    blocks = {block.model: block for block in table1()}
-    for row in TABLE1:
-        if row.method != BASELINE:
-            assert {(name, row.ratio) for name in METHODS[row.method]} <= blocks[row.model].pairs
-    assert not any(method == "vtp" for method, _ in blocks[published.TI].pairs)
-    assert ("vtp", 0.568) in blocks[published.B].pairs
-
-
-def test_methods_at_a_ratio_of_ones_own() -> None:
-    (block,) = table1([published.TI], [0.55, 0.538])
-    at = {ratio: {name for name, own in block.pairs if own == ratio} for ratio in (0.55, 0.538)}
-    assert at[0.55] == at[0.538] == {name for name in NAMES if name not in ("base", "host", "uniform")}
-    assert len(block.cells) == len(block.pairs)
-
-
-def test_cells_of_the_other_tables() -> None:
-    slim = {block.model: block.pairs for block in table2() if block.cells}
-    assert slim == {
-        "lvvit_s": {("impact", 0.712), ("ps-static", 0.712), ("ps-matched", 0.712)}
-        | {("dps", 0.682), ("ps-predicted", 0.682), ("ps-matched", 0.682)},
-        "lvvit_m": {("impact", 0.537), ("ps-static", 0.537), ("ps-matched", 0.537)}
-        | {("dps", 0.519), ("ps-predicted", 0.519), ("ps-matched", 0.519)},
+def test_cells_of_the_tables() -> None:
+    paper = [("scop", 0.616), ("power", 0.616), ("hvt", 0.538)]
+    today = {(name, ratio) for name in ("merge", "tome", "evit", "dynamicvit") for ratio in (0.538, 0.462)}
+    found = words(TI, "table1")
+    assert found[:3] == paper  # the paper's order
+    assert len(found) == len(set(found))
+    assert set(found) == {*paper, *OURS, *today}
+    assert set(words(TI, "table1", (0.55,))) - set(found) == {
+        (name, 0.55)
+        for name in ("scop", "power", "hvt", "vtp", "ps:tune_epochs=0", "drop", "dps", "predict")
+        + ("merge", "tome", "evit", "dynamicvit")
     }
-    tiny, small = table3([published.TI, published.S])
-    assert tiny.pairs == small.pairs == {("uniform", 0.564), ("impact", 0.564), ("ps-static", 0.564)}
-    assert (tiny.published("uniform", 0.564), tiny.base) == (None, None)
-    known = small.published("uniform", 0.564)
-    assert known is not None
-    assert known["top1"] == 77.2
+    assert set(words("lvvit_s", "table2")) == {
+        *(("ps:tune_epochs=0", 0.712), ("drop", 0.712), ("merge", 0.712)),
+        *(("dps", 0.682), ("predict", 0.682), ("merge", 0.682)),
+    }
+    assert words("swin_tiny_patch4_window7_224", "table2") == []
+    assert (
+        words(TI, "table3") == words(S, "table3") == [(name, 0.564) for name in ("uniform", "ps:tune_epochs=0", "drop")]
+    )
 
 
-def test_all_rows_are_timed_once() -> None:
-    blocks = blocks_of_both()
-    assert set(blocks) == {row.model for row in TABLE1} | {row.model for row in TABLE2}
-    assert blocks[published.TI] == without_twins(table1([published.TI])[0])
-    assert blocks["lvvit_s"].pairs == without_twins(Block("", table2(["lvvit_s"])[0].cells)).pairs
-    named = {method for block in blocks.values() for method, _ in block.pairs}
-    assert {method.name for method in make_methods(sorted(named))} == named
+def test_every_row_of_the_paper_has_a_cell_and_stands_beside_it() -> None:
+    for table in TABLES:
+        for row in (row for row in printed(table) if row.method != BASELINE):
+            cells = words(row.model, table)
+            assert {(name, row.ratio) for name in METHODS[row.method]} <= set(cells)
+            for cell in cells_of(table, row.model):
+                if str(cell.chosen) in METHODS[row.method] and cell.ratio == row.ratio:
+                    known = {"method": cell.chosen.name, "settings": cell.chosen.settings, "target_macs": cell.ratio}
+                    assert beside((table,), made(row.model, **known)) == row
+
+
+def test_networks_that_are_one_are_timed_once() -> None:
+    assert {str(cell.chosen) for cell in timed_cells(TI)} == {str(cell.chosen) for cell in cells_of("table1", TI)} - {
+        "drop"
+    }
+    assert {cell.ratio for cell in timed_cells("lvvit_m")} == {0.537, 0.519}
+
+
+def made(model: str, **fields: object) -> Row:
+    head = {"question": "paper-table1", "model": model, "method": "host", "device": "d", "versions": {}}
+    return Row.model_validate(head | {"command": "c", "date": "d"} | fields)
+
+
+def test_published_numbers_stand_beside_ours() -> None:
+    columns = COLUMNS["paper-table1"]
+    row = made(TI, method="ps", settings={"tune_epochs": 0}, target_macs=0.538, macs_ratio=0.537)
+    shown = {name: column(row) for name, column in columns.items()}
+    assert shown["MACs, published"] == "0.538 (0.7 G)"
+    assert shown["top-1, published"] == "72.0 (-0.2)"
+    assert shown["images/s, published (V100)"] == "3,576 (1.41×)"
+    assert shown["MACs"] == "0.537"
+    assert columns["top-1, published"](made(TI)) == "72.2"
+    assert columns["top-1, published"](made(TI, method="ps", target_macs=0.538)) == "–"  # tuned: not the paper's row
+    slim = made("lvvit_s", method="dps", target_macs=0.682)
+    assert COLUMNS["paper-table2"]["the paper's"](slim) == "DPS-LV-ViT-S"
+    assert models_of("table1") == [TI, S, B, "t2t_vit_14"]

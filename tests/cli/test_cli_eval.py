@@ -15,7 +15,7 @@ import patchslim as ps
 from commands import ON_CPU, call, image_folder
 from patchslim.data import Images, open_images
 from patchslim.measure import paired
-from patchslim.runs import load
+from patchslim.runs.store import load
 
 SLIM = ("slim", "digits_vit", "--pretrained", *ON_CPU, "--images", "8", "--method", "uniform", "--target-macs", "0.2")
 ON = (*ON_CPU, "--limit", "120")

@@ -16,7 +16,7 @@ from patchslim.cli.old import METHODS, OPTIONS
 from patchslim.errors import PatchslimWarning
 from patchslim.methods import names
 
-COMMANDS = ("demo", "methods", "inspect", "slim", "finetune", "eval", "bench", "export", "compare")
+COMMANDS = ("demo", "methods", "inspect", "slim", "finetune", "eval", "bench", "export", "compare", "report", "view")
 # What the command line had before methods were one list.
 OLD_SLIM = (
     *("--select", "--removed", "--score", "--groups", "--mode", "--predictor", "--distance", "--choosing-blocks"),

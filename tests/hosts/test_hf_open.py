@@ -15,9 +15,9 @@ from safetensors.torch import load_file, save_file
 import patchslim as ps
 from hf_small import DINO, FEW, WIDE, make_hf
 from patchslim.data.transform import data_config, transform_for
-from patchslim.hosts import hf_spec, open_host
+from patchslim.hosts import spec_of
 from patchslim.hosts.hf_data import preparation
-from patchslim.hosts.hf_open import is_hf_name
+from patchslim.hosts.hf_open import describe_hf, is_hf_name
 from small import make_images, relative
 
 
@@ -204,5 +204,5 @@ def test_a_model_its_config_does_not_describe_is_slimmed_but_not_saved(tmp_path:
     with pytest.raises(ps.RunError, match="can't be saved"):
         ps.save(slim, tmp_path / "run")
     with pytest.raises(ps.UnsupportedModel, match="config does not describe"):
-        hf_spec.describe_hf(model)
-    assert open_host(make_hf("Dinov2Model")).spec()["config"]["hidden_size"] == DINO["hidden_size"]
+        describe_hf(model)
+    assert spec_of(make_hf("Dinov2Model"))["config"]["hidden_size"] == DINO["hidden_size"]

@@ -12,7 +12,7 @@ import patchslim as ps
 from hf_small import FEW, MADE, make_hf
 from patchslim.hosts import answer_of, open_host
 from patchslim.kernels.attention import plain
-from patchslim.recover.groups import by_layer
+from patchslim.recover.learning import by_layer
 from patchslim.slim import own_keys
 from small import WAYS, make_images, plan_for, relative
 

@@ -8,7 +8,7 @@ from torch import nn
 
 import patchslim as ps
 from patchslim.hosts import split_qkv_
-from patchslim.hosts.split_qkv import SplitQkv
+from patchslim.hosts.projections import SplitQkv
 from small import KINDS, WAYS, make_host, make_images, plan_for
 
 

@@ -10,7 +10,6 @@ from torch import nn
 
 import patchslim as ps
 from patchslim.hosts import open_host, projections
-from patchslim.hosts.base import PatchHead
 from patchslim.hosts.block import token_major
 from patchslim.hosts.timm_spec import describe, rebuild
 from patchslim.kernels.attention import plain
@@ -160,7 +159,7 @@ def test_readout_moment_is_the_outer_product_of_what_the_head_reads(kind: str) -
     elif host.info.readout == "class":
         assert trace[0].nonzero().flatten().tolist() == [0]
     elif kind == "lv":  # the class token, and half of one patch for every class
-        assert isinstance(host, PatchHead)
+        assert host.has_patch_head
         best = host.patch_logits(tokens).argmax(dim=1)
         shares = [[(row == patch).float().mean() / 4 for patch in range(host.info.patches)] for row in best]
         assert torch.allclose(trace, torch.tensor([[1.0, *row] for row in shares]))

@@ -56,7 +56,8 @@ def test_labels_are_needed_and_have_to_fit() -> None:
 class UnreadableLabels:
     """A source whose labelled images can't be read."""
 
-    name, labelled, classes, fingerprint, skipped, image_size = "odd", True, None, "", 1, (32, 32)
+    classes: int | None = None
+    name, labelled, fingerprint, skipped, image_size = "odd", True, "", 1, (32, 32)
 
     def __len__(self) -> int:
         return 2
@@ -73,7 +74,8 @@ def test_labels_only_on_unreadable_images() -> None:
 class Watched:
     """Images in memory that count their passes; the batches in `broken` lack their last image."""
 
-    name, labelled, classes, fingerprint, skipped, image_size = "watched", True, None, "", 0, (32, 32)
+    classes: int | None = None
+    name, labelled, fingerprint, skipped, image_size = "watched", True, "", 0, (32, 32)
 
     def __init__(self, images: torch.Tensor, labels: torch.Tensor, broken: tuple[int, ...] = ()) -> None:
         self.images, self.labels, self.broken, self.passes = images, labels, broken, 0

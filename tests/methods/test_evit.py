@@ -64,7 +64,7 @@ def test_everything_kept_is_the_host() -> None:
 
 @pytest.mark.parametrize("kind", ["mean", "attention pool", "mean with prefix"])
 def test_no_class_token_no_choice(kind: str) -> None:
-    with pytest.raises(BudgetError, match="goes by the class token's attention, and .* reads no class token"):
+    with pytest.raises(BudgetError, match=r"goes by the class token's attention, and .* reads no class token"):
         made(EViT(), task_of(make_host(kind)))
 
 

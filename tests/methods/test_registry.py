@@ -62,7 +62,11 @@ def test_settings_come_as_text_or_as_values(name: str, key: str, text: Any, valu
         ("merg", {}, "There is no method 'merg'; did you mean merge?"),
         ("dynamic_vit", {}, "There is no method 'dynamic_vit'; did you mean dynamicvit?"),
         ("xyz", {}, "There is no method 'xyz'; choose from merge, "),
-        ("merge", {"tune_epochs": 1}, "has no setting 'tune_epochs'; attention, radial, random, spread, uniform, ps have"),
+        (
+            "merge",
+            {"tune_epochs": 1},
+            "no setting 'tune_epochs'; attention, radial, random, spread, uniform, ps have",
+        ),
         ("merge", {"carry": True}, "Settings of merge: blocks (whole number or none)."),
         ("tome", {"colour": "red"}, "The method tome has no setting 'colour'. Settings of tome: readout_only (true or"),
         ("drop", {"removed": "merge"}, "has no setting 'removed'; dps, predict have it. Settings of drop: none."),

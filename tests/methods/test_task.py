@@ -1,6 +1,7 @@
 """What methods share: a ladder of settings, the limit whatever it is, what is costly done once."""
 
 from collections.abc import Callable
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from patchslim.errors import BudgetError
 from patchslim.methods import VTP, EViT, Merge, Power, Task, ToMe, Uniform
 from patchslim.plan import SPEED
 from patchslim.search import Target
+from patchslim.slim import plan_of
 from patchslim.timing import stopwatch
 from small import make_host, make_images, read_by, relative
 from tasks import made, task_of
@@ -25,11 +27,10 @@ WHOLE = ps.count_macs(HOST)
 
 
 @settings(max_examples=60, deadline=None)
-@given(
-    macs=st.lists(st.integers(1, WHOLE), min_size=1, max_size=12).map(lambda own: sorted(own, reverse=True)),
-    ratio=st.floats(0.01, 0.99),
-)
-def test_the_first_of_a_ladder_that_fits(macs: list[int], ratio: float) -> None:
+@given(data=st.data(), ratio=st.floats(0.01, 0.99))
+def test_the_first_of_a_ladder_that_fits(data: st.DataObject, ratio: float) -> None:
+    some = st.integers(1, WHOLE) | st.just(int(ratio * WHOLE))
+    macs = sorted(data.draw(st.lists(some, min_size=1, max_size=12)), reverse=True)
     fitting = [step for step, own in enumerate(macs) if own <= int(ratio * WHOLE)]
     if fitting:
         assert TASK.first(range(len(macs)), lambda step: macs[step], ratio, "It") == fitting[0]
@@ -97,10 +98,11 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Callable[..., nn.Module]:
 def test_a_speedup_is_met_by_methods_that_go_by_macs(method: Any, clock: Any) -> None:
     model = clock()
     slim = ps.slim(model, make_images(4), method, speedup=1.5, batch_size=2)
-    plan = slim.plan
+    plan = plan_of(slim)
+    assert plan is not None
     told = plan.provenance[SPEED]
     left = [17, *(1 + count for count in plan.counts)]
-    true = (0.1 + 4 * 0.04 * 17) / (0.1 + sum(0.01 * n_in + 0.03 * n for n_in, n in zip(left, left[1:], strict=False)))
+    true = (0.1 + 4 * 0.04 * 17) / (0.1 + sum(0.01 * n_in + 0.03 * n for n_in, n in pairwise(left)))
     assert told["predicted"] == pytest.approx(true)
     assert told["asked"] == 1.5
     assert true == pytest.approx(1.5, rel=0.06)  # MACs come in steps

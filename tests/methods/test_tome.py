@@ -13,8 +13,8 @@ from patchslim.hosts import open_host, open_slim
 from patchslim.kernels.attention import sized
 from patchslim.methods import ToMe
 from patchslim.slim import states_of
-from patchslim.steps.tome import joined, match, most_pairs
 from patchslim.steps.tokens import Tokens
+from patchslim.steps.tome import joined, match, most_pairs
 from small import make_host, make_images
 from tasks import budget, by_steps, golden_host, made, says, task_of
 

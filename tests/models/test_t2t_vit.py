@@ -21,8 +21,15 @@ from timm.layers import set_fused_attn
 import patchslim as ps
 from models.formula import fill_, pictures
 from patchslim.models import T2TViT
-from patchslim.models.t2t_vit import VARIANTS, sinusoid
-from patchslim.models.tokens_to_token import SPLITS, TokenPerformer, TokensToToken, TokenTransformer, soft_split
+from patchslim.models.t2t_vit import (
+    SPLITS,
+    VARIANTS,
+    TokenPerformer,
+    TokensToToken,
+    TokenTransformer,
+    sinusoid,
+    soft_split,
+)
 
 GOLDEN = json.loads((Path(__file__).parent / "golden.json").read_text())
 SMALL: dict[str, Any] = {"img_size": 64, "token_dim": 8, "embed_dim": 32, "num_heads": 4, "mlp_ratio": 2.0}

@@ -10,10 +10,9 @@ import patchslim as ps
 from patchslim.data import tensor_images
 from patchslim.hosts import open_host
 from patchslim.recover import RecoverConfig, recover
-from patchslim.recover.blockwise import Blockwise
-from patchslim.recover.outputs import open_student
-from patchslim.recover.parts import split
-from patchslim.recover.streams import Streams
+from patchslim.recover.blockwise import Blockwise, Streams
+from patchslim.recover.images import split
+from patchslim.recover.networks import open_student
 from small import PYRAMID, make_host, make_images, merging, plan_for, plan_of
 from step_plans import STEPS, alone
 

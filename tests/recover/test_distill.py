@@ -6,8 +6,8 @@ import torch
 import patchslim as ps
 from patchslim.hosts import open_host
 from patchslim.recover import RecoverConfig
-from patchslim.recover.distill import Distillation, divergence
-from patchslim.recover.outputs import open_student
+from patchslim.recover.losses import Distillation, divergence
+from patchslim.recover.networks import open_student
 from small import KINDS, WAYS, make_host, make_images, plan_for
 
 CPU = torch.device("cpu")

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from patchslim.recover.graphed import Graphed
+from patchslim.recover.train import Graphed
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="CUDA graphs need a GPU")
 

@@ -10,10 +10,9 @@ import patchslim as ps
 from patchslim.data import tensor_images
 from patchslim.hosts import open_host
 from patchslim.recover import RecoverConfig
-from patchslim.recover.distill import Distillation
-from patchslim.recover.judge import measure
-from patchslim.recover.outputs import open_student
-from patchslim.recover.parts import Parts
+from patchslim.recover.images import Parts
+from patchslim.recover.losses import Distillation, measure
+from patchslim.recover.networks import open_student
 from small import make_host, make_images, plan_for
 
 

@@ -12,7 +12,7 @@ from patchslim.data.canvas import Canvases
 from patchslim.data.views import Order
 from patchslim.hosts import open_slim
 from patchslim.recover.config import RecoverConfig
-from patchslim.recover.views import Views, roomy, views_for
+from patchslim.recover.images import Views, roomy, views_for
 
 CPU = torch.device("cpu")
 

@@ -5,8 +5,7 @@ import torch
 
 import patchslim as ps
 from patchslim.hosts import open_host, open_slim
-from patchslim.recover.outputs import outputs
-from patchslim.recover.rows import Rows
+from patchslim.recover.networks import outputs, pair_rows
 from patchslim.steps.packed import Packed
 from small import WAYS, make_host, make_images, plan_for, plan_of
 
@@ -17,11 +16,11 @@ def test_references_are_means_over_sources(way: str) -> None:
     model, images = make_host("registers"), make_images()
     plan, weights = plan_for(model, way)
     slim = ps.apply(model, plan, weights)
-    host, student, rows = open_host(model), open_slim(slim), Rows(plan)
+    host, student = open_host(model), open_slim(slim)
     prefix, sources = host.info.prefix_tokens, ps.sources(slim, images)
     for layer in range(1, host.info.depth):
         z, x = outputs(host, images, layer).inner, outputs(student, images, layer, tracks=True).inner
-        computed, reference = rows.pair(layer, x, z)
+        computed, reference = pair_rows(plan, layer, x, z)
         assert computed.shape == reference.shape
         parts = reference[0].split(list(x.lengths)) if isinstance(x, Packed) else reference
         for image, part in enumerate(parts):
@@ -37,7 +36,7 @@ def test_with_everything_kept_both_sides_are_equal() -> None:
     plan = plan_of(model, [list(range(16))] * 4)
     student = open_slim(ps.apply(model, plan))
     z, x = outputs(open_host(model), images, 1).inner, outputs(student, images, 1, tracks=True).inner
-    computed, reference = Rows(plan).pair(1, x, z)
+    computed, reference = pair_rows(plan, 1, x, z)
     assert torch.allclose(computed, reference, atol=1e-5)
 
 

@@ -9,7 +9,7 @@ from timm.layers import DropPath
 import patchslim as ps
 from patchslim.data import tensor_images
 from patchslim.recover import RecoverConfig, recover
-from patchslim.recover.supervised import set_drop_path_
+from patchslim.recover.losses import set_drop_path_
 from small import PYRAMID, WAYS, make_host, make_images, plan_for, plan_of
 
 LABELS = torch.arange(24) % 7

@@ -11,10 +11,7 @@ import patchslim as ps
 from patchslim.data import tensor_images
 from patchslim.hosts import open_host, open_slim
 from patchslim.recover import RecoverConfig, recover
-from patchslim.recover.distill import Distillation
-from patchslim.recover.rows import Rows
-from patchslim.recover.supervised import Supervised
-from patchslim.recover.token_labels import TokenLabels, has_token_labels
+from patchslim.recover.losses import Distillation, Supervised, TokenLabels, has_token_labels
 from small import WAYS, make_host, make_images, plan_for
 
 
@@ -43,7 +40,7 @@ def test_kept_patches_have_the_mean_label_of_what_they_stand_for(way: str) -> No
     plan, weights = plan_for(model, way)
     slim = ps.apply(model, plan, weights)
     teacher, student = open_host(model), open_slim(slim)
-    tokens = TokenLabels(teacher, plan, Rows(plan))
+    tokens = TokenLabels(teacher, plan)
     logits, loss = tokens.answers(student, images)
     assert torch.allclose(logits, slim(images), atol=1e-5)
     assert float(loss) == pytest.approx(float(expected(model, slim, images)), rel=1e-5)

@@ -13,7 +13,7 @@ import patchslim as ps
 from patchslim.data import tensor_images
 from patchslim.errors import PatchslimWarning
 from patchslim.recover import RecoverConfig, Recovered, recover
-from patchslim.recover.parts import split
+from patchslim.recover.images import split
 from power import Interrupted
 from small import PYRAMID, WAYS, make_host, make_images, plan_for, plan_of
 

@@ -14,7 +14,7 @@ import patchslim as ps
 from patchslim.events import Listener, silent
 from patchslim.hosts.weights import weights_fingerprint
 from patchslim.methods import Task
-from patchslim.runs import check_runs_folder, make_runs, run_name
+from patchslim.runs.make import check_runs_folder, make_runs, run_name
 from patchslim.search import Target
 from power import Interrupted, interrupt_after
 from small import make_host, make_images

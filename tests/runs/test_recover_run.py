@@ -16,9 +16,10 @@ from patchslim.folder import alone
 from patchslim.hosts.weights import weights_fingerprint
 from patchslim.methods import Task
 from patchslim.recover import RecoverConfig
-from patchslim.runs import Request, make_runs, recover_run
-from patchslim.runs import recover as recovering
-from patchslim.runs.teacher import load_teacher
+from patchslim.runs import store
+from patchslim.runs.make import make_runs
+from patchslim.runs.recover import Request, recover_run
+from patchslim.runs.store import load_teacher
 from patchslim.search import Target
 from power import Interrupted
 from small import make_host, make_images, plan_for
@@ -149,7 +150,7 @@ def test_an_interruption_loses_nothing(
     assert not same(ps.load(tmp_path / "whole"), ps.load(tmp_path / "run"))
     run, out = tmp_path / "run", tmp_path / "out" if copied else None
     folder = out or run
-    left, real = iter(range(calls)), getattr(recovering, where, None)
+    left, real = iter(range(calls)), getattr(store, where, None)
 
     def crash(*args: Any) -> None:
         if next(left, None) is None or real is None:
@@ -162,7 +163,7 @@ def test_an_interruption_loses_nothing(
 
     with monkeypatch.context() as patched:
         if where != "epoch":
-            patched.setattr(recovering, where, crash)
+            patched.setattr(store, where, crash)
         with pytest.raises(Interrupted):
             recover_run(Request(run, out), IMAGES, CONFIG, CPU, listen)
     ps.load(folder)

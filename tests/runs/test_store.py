@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 import patchslim as ps
 from patchslim.hosts.weights import read_weights, write_weights
 from patchslim.plan import SlimPlan
-from patchslim.runs import load_host
+from patchslim.runs.store import load_host
 from patchslim.slim import own_keys
 from small import make_host, make_images, merging, slim_of
 from step_plans import STEPS, alone

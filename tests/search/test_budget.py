@@ -9,9 +9,10 @@ from hypothesis import strategies as st
 
 import patchslim as ps
 from patchslim.macs import host_macs, steps_macs
-from patchslim.methods import PS
+from patchslim.methods import PS, Task
 from patchslim.plan import static_steps
-from patchslim.search.budget import spend_rest
+from patchslim.search import Target
+from patchslim.search.budget import CLOSE, FINEST, bisect_tolerance, spend_rest
 from patchslim.search.cost import MacCost
 from small import make_host, make_images
 
@@ -41,6 +42,21 @@ def test_the_ratio_is_met_from_below_and_closely(kind: str, carry: bool) -> None
         assert target - 2 * patch < ratio <= target
     with pytest.raises(ps.BudgetError, match=f"by ps; anything from {low:.3f} to {high:.3f} can"):
         ps.slim(model, make_images(2), PS(tune_epochs=0, carry=carry), macs=low - 0.01)
+
+
+def test_the_tolerance_is_as_small_as_the_ratio_allows() -> None:
+    """A slightly smaller one keeps more than the ratio, or the plan is close to the ratio already."""
+    for target in (0.35, 0.5, 0.65, 0.8):
+        task = Task.of(make_host(), make_images(4), Target(macs=target))
+        search = PS(step=2, tune_epochs=0).algorithm(task, task.limit(PS().draft(task.info), "ps"))
+        tolerance, partial = bisect_tolerance(search, target)
+        found, smaller = (
+            search.cost.of([own.counts[layer] for layer in (1, 2, 3, 4)]) / host_macs(task.info)
+            for own in (partial, search.search(tolerance * 10**-FINEST, tune=False))
+        )
+        assert found <= target
+        assert found >= target - CLOSE or smaller > target
+        assert search.search(tolerance, tune=False).counts == partial.counts
 
 
 def test_a_generous_ratio_keeps_all_that_is_read() -> None:

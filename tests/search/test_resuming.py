@@ -28,22 +28,21 @@ EVERY: dict[str, Any] = {
     "ps": PS(step=3, tune_epochs=2, learning_rate=1e-3),
     "carry": PS(step=3, tune_epochs=0, carry=True),
 }
-LIMITS: list[dict[str, float]] = [{"macs": 0.75}, {"tolerance": 0.05}]
+LIMITS: list[dict[str, Any]] = [{"kind": "class", "macs": 0.75}, {"kind": "mean", "tolerance": 0.05}]
 pytestmark = pytest.mark.filterwarnings("ignore:There is no packed attention")
 
 
 def search(way: str, kind: str = "class", **asked: Any) -> Any:
+    """With one of the methods, on few images."""
     return slim_by(make_host(kind), make_images(3), EVERY[way], batch_size=2, **asked)
 
 
 @pytest.mark.parametrize("asked", LIMITS)
 @pytest.mark.parametrize("way", EVERY)
-def test_interrupted_anywhere_and_resumed_gives_the_same_bytes(
-    way: str, asked: dict[str, float], tmp_path: Path
-) -> None:
+def test_interrupted_anywhere_and_resumed_gives_the_same_bytes(way: str, asked: dict[str, Any], tmp_path: Path) -> None:
     heard: list[Mapping[str, Any]] = []
     expected = search(way, **asked, progress=heard.append)
-    assert len(heard) > 4
+    assert len(heard) > 2
     for cut in sorted({1, len(heard) // 3, len(heard) - 1}):
         folder = tmp_path / str(cut)
         with pytest.raises(Interrupted):
@@ -85,7 +84,8 @@ def test_what_was_found_out_is_not_found_out_again(way: str, tmp_path: Path, mon
 def test_what_other_limits_found_out_changes_nothing(way: str, tmp_path: Path) -> None:
     """One cache for a sweep, on disk; and one task, in memory."""
     task = Task.of(make_host(), make_images(3), batch_size=2)
-    for asked in ({"macs": 0.8}, {"tolerance": 0.1}, {"macs": 0.65}):
+    limits: list[dict[str, Any]] = [{"macs": 0.8}, {"tolerance": 0.1}, {"macs": 0.65}]
+    for asked in limits:
         alone = search(way, **asked)
         assert_same(search(way, **asked, cache=tmp_path), alone)
         found = ps.methods.fit(EVERY[way], task.at(Target(**asked)))
@@ -93,18 +93,18 @@ def test_what_other_limits_found_out_changes_nothing(way: str, tmp_path: Path) -
         assert found.plan.with_(provenance={}) == alone.plan.with_(provenance={})
 
 
-def smooth(n_in: float, n: float) -> float:
-    """What a block takes."""
-    return 0.05 + 0.020 * n_in + 0.008 * n + 0.0004 * n * n_in
+def exact(n_in: float, n: float) -> float:
+    """What a block takes: whole numbers, so that a clock that has run for longer rounds nothing away."""
+    return 128 + 50 * n_in + 20 * n + n * n_in
 
 
 @pytest.mark.parametrize("method", [Drop(), Cover(), Merge(), PS(step=3, tune_epochs=1), Predict(epochs=2)])
 def test_a_search_for_speed_goes_on_with_its_own_times_though_the_machine_has_changed(
     method: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def faster(law: Any = smooth, progress: Any = silent, **asked: Any) -> Any:
+    def faster(law: Any = exact, progress: Any = silent, **asked: Any) -> Any:
         model = make_host()
-        monkeypatch.setattr(stopwatch, "perf_counter", Ticking(model, law, 0.3, 0.1))
+        monkeypatch.setattr(stopwatch, "perf_counter", Ticking(model, law, 768, 256))
         return slim_by(model, make_images(3), method, speedup=1.5, batch_size=2, progress=progress, **asked)
 
     heard: list[Mapping[str, Any]] = []
@@ -114,14 +114,14 @@ def test_a_search_for_speed_goes_on_with_its_own_times_though_the_machine_has_ch
         with pytest.raises(Interrupted):
             faster(cache=tmp_path / str(cut), progress=interrupt_after(cut))
         assert_same(faster(cache=tmp_path / str(cut)), whole)
-    assert_same(faster(law=lambda n_in, n: 3 * smooth(n, n_in), cache=tmp_path / "whole"), whole)
+    assert_same(faster(law=lambda n_in, n: 3 * exact(n, n_in), cache=tmp_path / "whole"), whole)
 
 
 def test_paths_by_macs_and_by_time_are_kept_apart() -> None:
     """A device that takes tokens by eights keeps other patches after as many moves."""
 
     def by_eights(n_in: float, n: float) -> float:
-        return smooth(-(-n_in // 8) * 8, -(-n // 8) * 8)
+        return exact(-(-n_in // 8) * 8, -(-n // 8) * 8)
 
     def path(target: Target, cache: Cache) -> Greedy:
         task = Task.of(make_host(img_size=64), make_images(2, 64), target, cache=cache)

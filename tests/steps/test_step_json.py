@@ -81,5 +81,5 @@ def test_a_kind_from_elsewhere_is_read_like_ours(monkeypatch: pytest.MonkeyPatch
     found = read_step({"kind": "third", "share": 0.25})
     assert isinstance(found, Third)
     assert found.share == 0.25
-    with pytest.raises(ValueError, match="known are .*, third, threshold"):
+    with pytest.raises(ValueError, match=r"known are .*, third, threshold"):
         read_step({"kind": "fourth"})

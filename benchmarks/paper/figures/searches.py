@@ -46,13 +46,12 @@ def measure_even(work: Work, ratio: float) -> None:
         known: dict[str, Any] = {"method": uniform.name, "target_macs": ratio, "patches_per_block": counts}
         work.keep([work.row("even", **known, macs=macs, macs_ratio=macs / work.macs)])
         return
-    target = Target(macs=ratio)
-    for word in ("uniform", *EVEN):
-        (chosen,) = read_methods(word)
-        task = Task.of(work.model, work.images, target, seed=work.seed, batch_size=SEARCH_BATCH)
+    for chosen in read_methods(",".join(["uniform", *EVEN])):
+        task = Task.of(work.model, work.images, Target(macs=ratio), seed=work.seed, batch_size=SEARCH_BATCH)
         _search(work, "even", chosen, task)
     (chosen,) = read_methods("ps")
-    _search(work, "even", chosen, task.at(Target(tolerance=PAPERS_TOLERANCE)), {"tolerance": PAPERS_TOLERANCE})
+    task = Task.of(work.model, work.images, Target(tolerance=PAPERS_TOLERANCE), seed=work.seed, batch_size=SEARCH_BATCH)
+    _search(work, "even", chosen, task, {"tolerance": PAPERS_TOLERANCE})
 
 
 def uniform_at(work: Work, ratio: float) -> tuple[list[int], int]:
@@ -70,7 +69,12 @@ def uniform_at(work: Work, ratio: float) -> tuple[list[int], int]:
 
 def _search(work: Work, figure: str, chosen: Chosen, task: Task, point: dict[str, Any] | None = None) -> None:
     """A row of one search, unless it is there."""
-    keys = {"method": chosen.name, "settings": chosen.settings, "target_macs": task.target.macs, "point": point}
+    keys: dict[str, Any] = {
+        "method": chosen.name,
+        "settings": chosen.settings,
+        "target_macs": task.target.macs,
+        "point": point,
+    }
     if work.done(work.row(figure, **keys)):
         return
     start = time.monotonic()

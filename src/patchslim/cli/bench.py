@@ -20,7 +20,7 @@ from patchslim.measure import bench as measure
 from patchslim.measure.bench import by_dtype
 from patchslim.measure.forecast import Forecast, forecast
 from patchslim.plan import SlimPlan
-from patchslim.runs import PLAN, load, load_host
+from patchslim.runs.store import PLAN, load, load_host
 from patchslim.timing.memory import out_of_memory
 
 FOLDER = "bench"  # in the run's

@@ -28,7 +28,7 @@ from patchslim.errors import (
 from patchslim.hosts import open_hf
 from patchslim.hosts.checkpoint import put_checkpoint_, read_checkpoint
 from patchslim.hosts.hf_open import ON_HUB, is_hf_name
-from patchslim.runs import CONFIG, holds_run
+from patchslim.runs.store import CONFIG, holds_run
 
 console = Console(stderr=True)  # everything but results
 

@@ -18,16 +18,17 @@ from patchslim.cli.common import AsJson, console, open_model
 from patchslim.cli.progress import show_search
 from patchslim.data import open_images
 from patchslim.files import write_json
+from patchslim.folder import STARTED
 from patchslim.hosts import HostInfo, inspect
 from patchslim.measure import evaluate, time_side_by_side
-from patchslim.methods import DEFAULT, Task, make
+from patchslim.methods import DEFAULT, PLAINEST, Task, make
 from patchslim.report import draw_kept, draw_sources
-from patchslim.runs import CONFIG, METRICS, SEARCH, STARTED, check_runs_folder, load, make_runs
+from patchslim.runs.make import check_runs_folder, make_runs
+from patchslim.runs.store import CONFIG, METRICS, SEARCH, load
 from patchslim.search import Target
 from patchslim.slim import plan_of, sources
 
 KEPT_PICTURE, MERGED_PICTURE = "kept_patches.png", "merged_patches.png"
-PLAIN = "drop"  # the second run's method: its folder in the first one's, and its key in the JSON
 RATIO = 0.55  # of the host's MACs
 CALIBRATION_IMAGES = 512
 BATCH = 64  # images at a time where speed is measured
@@ -65,12 +66,12 @@ def demo(
     console.print(f"Slimming {inspect(host)}")
     console.print(f"Searching how many patches to merge in each block (method {DEFAULT})")
     merged = slim_digits(host, DEFAULT, out, out / MERGED_PICTURE)
-    console.print(f"Searching which patches leave, the same ones for every image (method {PLAIN})")
-    plain = slim_digits(host, PLAIN, out / PLAIN, out / KEPT_PICTURE)
+    console.print(f"Searching which patches leave, the same ones for every image (method {PLAINEST})")
+    plain = slim_digits(host, PLAINEST, out / PLAINEST, out / KEPT_PICTURE)
     measure(host, (merged, plain))
     draw(host, merged, plain)
     if as_json:
-        print(json.dumps(merged.as_dict() | {PLAIN: plain.as_dict()}))
+        print(json.dumps(merged.as_dict() | {PLAINEST: plain.as_dict()}))
     else:
         show((merged, plain), inspect(host))
 

@@ -36,7 +36,7 @@ from patchslim.errors import PatchslimError
 from patchslim.hosts import HostInfo, inspect
 from patchslim.macs import count_macs, host_macs
 from patchslim.measure import Accuracy, Paired, evaluate, evaluate_pair
-from patchslim.runs import load
+from patchslim.runs.store import load
 
 
 def evaluate_model(

@@ -13,7 +13,7 @@ from patchslim.data import open_images
 from patchslim.export import Exported, Format, export, open_format
 from patchslim.export.cpu import this_cpu
 from patchslim.export.run import check_request
-from patchslim.runs import load
+from patchslim.runs.store import load
 
 
 def export_run(

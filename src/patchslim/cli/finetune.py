@@ -16,7 +16,8 @@ from patchslim.data import open_images
 from patchslim.measure import evaluate
 from patchslim.recover import RecoverConfig
 from patchslim.recover.config import Amp
-from patchslim.runs import Request, check_request, load, recover_run
+from patchslim.runs.recover import Request, check_request, recover_run
+from patchslim.runs.store import load
 
 USUAL = RecoverConfig()
 

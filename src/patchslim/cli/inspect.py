@@ -18,7 +18,7 @@ from patchslim.cli.common import (
 from patchslim.hosts import inspect
 from patchslim.macs import count_macs
 from patchslim.methods import DEFAULT, make
-from patchslim.runs import load_host
+from patchslim.runs.store import load_host
 
 
 def inspect_model(

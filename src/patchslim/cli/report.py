@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -12,7 +13,8 @@ from patchslim.errors import RunError
 from patchslim.files import read_json
 from patchslim.plan import SlimPlan
 from patchslim.report.page import pictures_in, write_page
-from patchslim.runs import METRICS, PLAN, read_config
+from patchslim.runs.make import measure_plan
+from patchslim.runs.store import METRICS, PLAN, load_host, read_config
 
 PAGE = "report.html"
 EMPTY = "–"
@@ -24,18 +26,20 @@ def report_runs(
     as_json: AsJson = False,
 ) -> None:
     """Write a page about runs: MACs, patches per block, accuracy and speed where they were measured, pictures."""
-    path = out or runs[0] / PAGE
-    write_page([facts(run) for run in runs], path)
+    path, found = out or runs[0] / PAGE, [facts(run) for run in runs]
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_page(found, path)
     report({"page": str(path), "runs": [str(run) for run in runs]}, as_json, str(path))
 
 
 def facts(run: Path) -> dict[str, Any]:
     """What the page says of a run; top-1 and speed as they were measured last, if they were."""
     config, plan = read_config(run), SlimPlan.load(run / PLAN)
-    metrics = read_json(run / METRICS, RunError, "run's metrics")
-    measured = metrics | _timed(run)
-    top1 = measured.get("top1") or ((metrics.get("recovery") or {}).get("val") or {}).get("after", {}).get("top1")
-    saved, images = 1 - metrics["macs_ratio"], plan.provenance.get("images")
+    metrics = read_json(run / METRICS, RunError, "run's metrics") | measure_plan(load_host(run), plan)
+    measured, top1 = metrics | _timed(run), _top1(metrics)
+    images = plan.provenance.get("images")
+    chosen = "" if images is None else f", chosen by {images} images"
+    recovered = ", recovered" if "recovery" in config else ""
     return {
         "name": run.name,
         "model": plan.host.name,
@@ -46,10 +50,19 @@ def facts(run: Path) -> dict[str, Any]:
         "throughput": f"{measured['throughput']:,.0f}" if "throughput" in measured else EMPTY,
         "speedup": f"{measured['speedup']:.2f}" if "speedup" in measured else EMPTY,
         "patches_per_block": list(plan.counts),
-        "sentence": f"{plan.host.name} with {saved:.0%} fewer MACs by {plan.method}, chosen by {images} images"
-        + (", recovered." if "recovery" in config else "."),
+        "sentence": f"{plan.host.name} with {1 - metrics['macs_ratio']:.0%} fewer MACs by {plan.method or 'hand'}"
+        f"{chosen}{recovered}.",
         "pictures": pictures_in(run),
     }
+
+
+def _top1(metrics: Mapping[str, Any]) -> float | None:
+    """After a recovery only what was measured then still holds."""
+    if "recovery" not in metrics:
+        return metrics.get("top1")
+    val = metrics["recovery"].get("val") or {"after": {}}
+    top1: float | None = val["after"].get("top1")
+    return top1
 
 
 def _timed(run: Path) -> dict[str, Any]:

@@ -35,11 +35,12 @@ from patchslim.cli.common import (
 from patchslim.cli.old import check_names
 from patchslim.cli.progress import show_search
 from patchslim.data import open_images
+from patchslim.folder import SOURCE
 from patchslim.hosts import HostInfo, inspect
 from patchslim.hosts.weights import weights_fingerprint
 from patchslim.methods import DEFAULT, Task, make
 from patchslim.plan import SPEED
-from patchslim.runs import SOURCE, check_runs_folder, make_runs
+from patchslim.runs.make import check_runs_folder, make_runs
 from patchslim.search import Target
 from patchslim.search.cost import check_reachable
 from patchslim.timing.device import described

@@ -13,7 +13,7 @@ from patchslim.data import open_images
 from patchslim.errors import PatchslimError
 from patchslim.hosts import inspect
 from patchslim.report import draw_sources
-from patchslim.runs import load
+from patchslim.runs.store import load
 from patchslim.slim import plan_of, sources
 
 MOST = 16  # images in a picture
@@ -35,6 +35,7 @@ def view(
     pictures = [own.picture(number) for own in found for number in range(len(own))][:MOST]
     batch = torch.cat([pixels for own in found for pixels, _ in own.batches(MOST)])[:MOST]
     tokens = sources(slim, batch)
+    path.parent.mkdir(parents=True, exist_ok=True)
     draw_sources(pictures, tokens, inspect(slim).grid, path, f"{plan.host.name}, {plan.method}")
     counts = [round(float(block.any(dim=2).sum(dim=1).double().mean()), 1) for block in tokens]
     result = {"run": str(run), "images": len(pictures), "picture": str(path), "patches_per_block": counts}

@@ -2,7 +2,6 @@
 
 from patchslim.data.images import Images
 from patchslim.data.opening import open_images
-from patchslim.data.protocol import ImageSource, TrainingSource
-from patchslim.data.tensors import TensorImages, as_source, tensor_images
+from patchslim.data.source import ImageSource, TensorImages, TrainingSource, as_source, tensor_images
 
 __all__ = ["ImageSource", "Images", "TensorImages", "TrainingSource", "as_source", "open_images", "tensor_images"]

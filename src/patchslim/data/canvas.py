@@ -1,31 +1,25 @@
 """Pictures read once and kept, from which the device that trains cuts its views: decoding and cropping every picture
 anew in every epoch takes a CPU longer than a small network takes to learn from it."""
 
-from __future__ import annotations
-
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Self
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from PIL import Image
 from torch import Tensor
-from torch.utils.data import DataLoader
 
-from patchslim.data.dataset import ItemDataset, Reading
-from patchslim.data.items import Item
-from patchslim.data.tally import Tally
+from patchslim.data.reading import Batch, Tally
 from patchslim.data.transform import Style, Transform
 from patchslim.data.views import Order, mix
 
 MARGIN = 8 / 7  # sides of a canvas against those of the images: 256 for 224
 RATIOS = (3 / 4, 4 / 3)  # of a crop's width to its height, as in timm
 TRIES = 10
-READ = 64  # pictures that a reading process hands over at a time
 
 
 def canvas_size(image_size: tuple[int, int]) -> tuple[int, int]:
@@ -34,55 +28,14 @@ def canvas_size(image_size: tuple[int, int]) -> tuple[int, int]:
     return height, width
 
 
-def stretched(picture: Image.Image, size: tuple[int, int]) -> Tensor:
-    """The picture drawn on a canvas (S_h, S_w) whatever its own shape: (C, S_h, S_w) of bytes."""
+def onto_canvas(transform: Transform, size: tuple[int, int]) -> Transform:
+    """Draws a picture on a canvas (S_h, S_w), whatever its own shape: (C, S_h, S_w) of bytes."""
+    return replace(transform, function=partial(_stretched, size=size), image_size=size)
+
+
+def _stretched(picture: Image.Image, size: tuple[int, int]) -> Tensor:
     drawn = np.array(picture.resize(size[::-1], Image.Resampling.BICUBIC))
     return torch.from_numpy(drawn).reshape(*size, -1).permute(2, 0, 1).contiguous()
-
-
-class Drawn(NamedTuple):
-    """What a reading process gives: canvases of the pictures that could be read, and of all whether and their shape."""
-
-    pixels: Tensor | None
-    known: list[bool]
-    ratios: list[float]
-    bad: list[tuple[str, str]]
-
-
-def collate_drawn(readings: list[Reading]) -> Drawn:
-    """In the reading process, so that one tensor travels."""
-    good = [reading.image for reading in readings if reading.image is not None]
-    return Drawn(
-        torch.stack(good) if good else None,
-        [reading.image is not None for reading in readings],
-        [reading.ratio for reading in readings],
-        [(reading.name, reading.reason) for reading in readings if reading.image is None],
-    )
-
-
-def draw(
-    items: Sequence[Item],
-    transform: Transform,
-    image_size: tuple[int, int],
-    workers: int,
-    tally: Tally,
-    device: torch.device,
-) -> Canvases:
-    """Read every picture once; the tally counts them."""
-    size = canvas_size(image_size)
-    onto = replace(transform, function=partial(stretched, size=size), image_size=size)
-    pixels = torch.zeros(len(items), len(transform.mean), *size, dtype=torch.uint8, device=device)
-    known, ratios = torch.zeros(len(items), dtype=torch.bool), torch.ones(len(items))
-    settings: dict[str, Any] = {"num_workers": workers, "collate_fn": collate_drawn, "generator": torch.Generator()}
-    for number, drawn in enumerate(DataLoader(ItemDataset(items, onto), READ, **settings)):
-        own = slice(number * READ, (number + 1) * READ)
-        known[own], ratios[own] = torch.tensor(drawn.known), torch.tensor(drawn.ratios)
-        if drawn.pixels is not None:
-            pixels[own][torch.tensor(drawn.known, device=device)] = drawn.pixels.to(device)
-        tally.add(sum(drawn.known), drawn.bad)
-    if tally.good == 0:
-        raise tally.nothing_read()
-    return Canvases(pixels, ratios, torch.tensor([item.label for item in items]), known)
 
 
 @dataclass(frozen=True)
@@ -96,6 +49,22 @@ class Canvases:
     ratios: Tensor
     labels: Tensor
     known: Tensor
+
+    @classmethod
+    def of(cls, batches: Iterable[Batch], labels: Sequence[int], pixels: Tensor, tally: Tally) -> Self:
+        """Put what was drawn of every picture, in order, into `pixels` (K, C, S_h, S_w); the tally counts it."""
+        known, ratios = torch.zeros(len(pixels), dtype=torch.bool), torch.ones(len(pixels))
+        first = 0
+        for batch in batches:
+            own = slice(first, first + len(batch.known))
+            known[own], ratios[own] = torch.tensor(batch.known), torch.tensor(batch.ratios)
+            if batch.images is not None:
+                pixels[own][known[own].to(pixels.device)] = batch.images.to(pixels.device)
+            tally.add(len(batch.labels), batch.bad)
+            first = own.stop
+        if tally.good == 0:
+            raise tally.nothing_read()
+        return cls(pixels, ratios, torch.tensor(labels), known)
 
     def views(self, transform: Transform, style: Style, order: Order) -> Iterator[tuple[Tensor, Tensor]]:
         """Training views (B, C, H, W), normalised, and labels: they depend on seed, epoch and image only."""

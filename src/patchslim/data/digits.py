@@ -20,10 +20,19 @@ _SIDE = 32
 
 def list_digits(split: Split) -> Listing:
     """List one part of the 1797 digits as 32x32 pictures, 500 in the test part, in the set's own order."""
-    values, labels = _load()
-    held_out = held_out_indices(labels)
-    chosen = [i for i in range(len(labels)) if (i in held_out) == (split == "test")]
-    return Listing(tuple(_item(i, values[i], int(labels[i])) for i in chosen), mirrors=False)
+    try:
+        from sklearn.datasets import load_digits
+    except ImportError as problem:
+        raise DataError(
+            "The digits need scikit-learn, which isn't installed; run: pip install 'patchslim[digits]'"
+        ) from problem
+    bunch: Any = load_digits()
+    held_out, items = held_out_indices(bunch.target), []
+    for index, values in enumerate(bunch.images):  # 8x8
+        if (index in held_out) == (split == "test"):
+            read, content = partial(digit_picture, values), hashlib.sha256(values.tobytes()).hexdigest()
+            items.append(Item(f"digit-{index:04d}", values.nbytes, int(bunch.target[index]), read, content))
+    return Listing(tuple(items), mirrors=False)
 
 
 def held_out_indices(labels: NDArray[np.int64]) -> set[int]:
@@ -46,20 +55,3 @@ def digit_picture(values: NDArray[np.float64]) -> Image.Image:
     """Turn 8x8 values from 0 to 16 into a 32x32 RGB picture."""
     grey = Image.fromarray(np.rint(values * (255 / 16)).astype(np.uint8))
     return grey.resize((_SIDE, _SIDE), Image.Resampling.BICUBIC).convert("RGB")
-
-
-def _item(index: int, values: NDArray[np.float64], label: int) -> Item:
-    content = hashlib.sha256(values.tobytes()).hexdigest()
-    return Item(f"digit-{index:04d}", values.nbytes, label, partial(digit_picture, values), content)
-
-
-def _load() -> tuple[NDArray[np.float64], NDArray[np.int64]]:
-    """Load the 8x8 values (1797, 8, 8) and the labels (1797,)."""
-    try:
-        from sklearn.datasets import load_digits
-    except ImportError as problem:
-        raise DataError(
-            "The digits need scikit-learn, which isn't installed; run: pip install 'patchslim[digits]'"
-        ) from problem
-    bunch: Any = load_digits()
-    return np.asarray(bunch.images, dtype=np.float64), np.asarray(bunch.target, dtype=np.int64)

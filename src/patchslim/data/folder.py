@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
-from patchslim.data.decode import read_file
 from patchslim.data.items import Item, Listing, is_image_name
+from patchslim.data.reading import read_file
 from patchslim.errors import DataError
 
 
@@ -34,22 +34,16 @@ def class_labels(names: list[str], filled: set[str]) -> dict[str, int]:
     `names` are all class folders, `filled` those that hold images. An empty folder keeps its place in the
     sorted order, but a stray one (`__MACOSX`) must not hide that the others are ImageNet's or numbers.
     """
-    imagenet = _imagenet_labels(filled)
-    if imagenet is not None:
-        return imagenet
+    if all(re.fullmatch(r"n\d{8}", name) for name in filled):
+        from timm.data import ImageNetInfo  # late: slow to import, and few folders need it
+
+        index = {str(wnid): i for i, wnid in enumerate(ImageNetInfo().label_names())}
+        if filled <= index.keys():
+            return {name: index[name] for name in filled}
     # Longer numbers don't fit the 64 bits of a label.
     if all(name.isascii() and name.isdigit() and len(name) <= 18 for name in filled):
         return {name: int(name) for name in filled}
     return {name: index for index, name in enumerate(sorted(names))}
-
-
-def _imagenet_labels(names: set[str]) -> dict[str, int] | None:
-    if not all(re.fullmatch(r"n\d{8}", name) for name in names):
-        return None
-    from timm.data import ImageNetInfo  # late: slow to import, and few folders need it
-
-    index = {str(wnid): i for i, wnid in enumerate(ImageNetInfo().label_names())}
-    return {name: index[name] for name in names} if names <= index.keys() else None
 
 
 def item_of(folder: Path, relative: tuple[str, ...], label: int) -> Item:

@@ -1,22 +1,16 @@
-"""What every kind of source comes down to: a list of named images that can be read one by one."""
+"""What every kind of source comes down to: named images that can be read one by one, samples and a hash of them."""
 
-from collections.abc import Callable
+import hashlib
+import json
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+import torch
 from PIL import Image
 
-IMAGE_ENDINGS = (
-    ".jpg",
-    ".jpeg",
-    ".png",
-    ".webp",
-    ".bmp",
-    ".gif",
-    ".tif",
-    ".tiff",
-    ".ppm",
-    ".pgm",
-)
+from patchslim.errors import DataError
+
+IMAGE_ENDINGS = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm")
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,3 +44,28 @@ class Listing:
 def is_image_name(name: str) -> bool:
     """Say whether a file name ends like an image that patchslim reads."""
     return name.lower().endswith(IMAGE_ENDINGS)
+
+
+def choose(count: int, limit: int | None, seed: int) -> list[int]:
+    """Choose `limit` of `count` indices at random, in rising order; all of them if there are no more."""
+    if limit is not None and limit <= 0:
+        raise DataError(f"The limit is {limit}, but at least one image is needed; give a limit of 1 or more.")
+    if limit is None or limit >= count:
+        return list(range(count))
+    order = torch.randperm(count, generator=torch.Generator().manual_seed(seed))
+    return sorted(order[:limit].tolist())
+
+
+def fingerprint(items: Sequence[Item], chosen: Sequence[int]) -> str:
+    """Hash the names, sizes and labels of all images and the names of the chosen ones, as hex sha256.
+
+    Pixels are not read, so a change that keeps a file's name and size goes unseen.
+    """
+    lines: list[list[object]] = [
+        [item.name, item.size, item.label, item.content] for item in sorted(items, key=lambda item: item.name)
+    ]
+    digest = hashlib.sha256()
+    for line in [*lines, ["sample", [items[index].name for index in chosen]]]:
+        # JSON keeps the fields apart whatever is in the names, and escapes names that aren't valid UTF-8.
+        digest.update(json.dumps(line).encode("ascii") + b"\n")
+    return digest.hexdigest()

@@ -4,10 +4,11 @@ from pathlib import Path
 
 from torch import nn
 
-from patchslim.data.digits import Split
+from patchslim.data.digits import Split, list_digits
+from patchslim.data.folder import item_of, list_folder
 from patchslim.data.images import Images
-from patchslim.data.listing import list_source
-from patchslim.data.sample import choose, fingerprint
+from patchslim.data.items import Listing, choose, fingerprint, is_image_name
+from patchslim.data.shards import is_shard_pattern, list_shards
 from patchslim.data.transform import transform_for
 from patchslim.errors import DataError
 
@@ -33,7 +34,13 @@ def open_images(
     """
     if workers < 0:
         raise DataError(f"The number of workers is {workers}; give 0 or more.")
-    listing = list_source(source, split)
+    if split not in ("train", "test"):
+        raise DataError(f"The split {split!r} isn't known; use 'train' or 'test'.")
+    if not str(source).strip():
+        raise DataError("The image source is empty; give a folder, .tar shards or digits.")
+    # A Path can't keep the './' that tells a folder called digits from the set; if it is there, it is meant.
+    named = _list_named(str(source), split) if isinstance(source, str) or not source.exists() else None
+    listing = named or _list_path(str(source))
     chosen = choose(len(listing.items), limit, seed)
     return Images(
         str(source),
@@ -44,3 +51,30 @@ def open_images(
         workers=workers,
         mirrors=listing.mirrors,
     )
+
+
+def _list_named(text: str, split: Split) -> Listing | None:
+    if text.startswith("hf:"):
+        raise DataError(
+            f"Hugging Face datasets such as {text} can't be read yet; "
+            "export it as a folder of images or as WebDataset shards and give that."
+        )
+    parts: dict[str, Split] = {"digits": split, "digits:train": "train", "digits:test": "test"}
+    if text in parts:
+        return list_digits(parts[text])
+    if text.startswith("digits:"):
+        raise DataError(f"{text} isn't known; use digits, digits:train or digits:test.")
+    return None
+
+
+def _list_path(text: str) -> Listing:
+    path = Path(text)
+    if path.is_dir():
+        return list_folder(path)
+    if is_shard_pattern(text):
+        return list_shards(text)
+    if path.exists() and is_image_name(path.name):
+        return Listing((item_of(path.parent, (path.name,), -1),))
+    if path.exists():
+        raise DataError(f"{text} is neither a folder, a .tar file nor an image; give one of these.")
+    raise DataError(f"{text} doesn't exist; give a folder of images, .tar shards or digits.")

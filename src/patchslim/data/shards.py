@@ -13,8 +13,8 @@ from functools import partial
 
 from braceexpand import braceexpand
 
-from patchslim.data.decode import read_slice
 from patchslim.data.items import Item, Listing, is_image_name
+from patchslim.data.reading import read_slice
 from patchslim.errors import DataError
 
 _MOST_SHARDS = 100_000
@@ -32,7 +32,13 @@ def list_shards(source: str) -> Listing:
     root = os.path.commonpath([os.path.dirname(os.path.abspath(shard)) for shard in shards])
     items: list[Item] = []
     for shard in shards:
-        items += _list_shard(shard, os.path.relpath(os.path.abspath(shard), root))
+        name = os.path.relpath(os.path.abspath(shard), root)
+        images, labels = _index(shard)
+        if not images:
+            raise DataError(f"There is no image in the shard {shard}; leave it out or give another.")
+        for key, member in sorted(images.items()):
+            read = partial(read_slice, shard, member.offset_data, member.size)
+            items.append(Item(f"{name}/{member.name}", member.size, labels.get(key, -1), read))
     return Listing(tuple(items))
 
 
@@ -60,21 +66,6 @@ def _matches(pattern: str) -> list[str]:
     return paths
 
 
-def _list_shard(path: str, name: str) -> list[Item]:
-    images, labels = _index(path)
-    if not images:
-        raise DataError(f"There is no image in the shard {path}; leave it out or give another.")
-    return [
-        Item(
-            f"{name}/{member.name}",
-            member.size,
-            labels.get(key, -1),
-            partial(read_slice, path, member.offset_data, member.size),
-        )
-        for key, member in sorted(images.items())
-    ]
-
-
 def _index(path: str) -> tuple[dict[str, tarfile.TarInfo], dict[str, int]]:
     """Go through a tar once: the image member and the label of each key."""
     images: dict[str, tarfile.TarInfo] = {}
@@ -83,7 +74,19 @@ def _index(path: str) -> tuple[dict[str, tarfile.TarInfo], dict[str, int]]:
         # "r:" takes plain tars only: there's no seeking in a compressed one.
         with tarfile.open(path, "r:") as tar:
             for member in tar:
-                _note(path, tar, member, images, labels)
+                folder, base = os.path.split(member.name)
+                stem, _, ending = base.partition(".")
+                key = os.path.join(folder, stem)
+                if not member.isreg() or member.issparse() or base.startswith("."):
+                    continue  # links, folders and hidden files are passed over unread
+                if ending.lower() == "cls":
+                    labels[key] = _read_label(path, tar, member)
+                elif is_image_name(base):
+                    first = images.setdefault(key, member)  # of several images with one key, the first in the shard
+                    if first is not member and first.name == member.name:
+                        raise DataError(
+                            f"The shard {path} holds {member.name} twice; write it again with unique names."
+                        )
             _check_end(path, tar.offset)
     except (tarfile.TarError, OSError, ValueError, OverflowError) as problem:
         raise DataError(
@@ -91,27 +94,6 @@ def _index(path: str) -> tuple[dict[str, tarfile.TarInfo], dict[str, int]]:
             "it may be damaged or cut short, so fetch or write it again."
         ) from problem
     return images, labels
-
-
-def _note(
-    path: str,
-    tar: tarfile.TarFile,
-    member: tarfile.TarInfo,
-    images: dict[str, tarfile.TarInfo],
-    labels: dict[str, int],
-) -> None:
-    """Enter one member where it belongs; links, folders, hidden and other files are passed over unread."""
-    folder, base = os.path.split(member.name)
-    if not member.isreg() or member.issparse() or base.startswith("."):
-        return
-    stem, _, ending = base.partition(".")
-    key = os.path.join(folder, stem)
-    if is_image_name(base):
-        if key in images and images[key].name == member.name:
-            raise DataError(f"The shard {path} holds {member.name} twice; write it again with unique names.")
-        images.setdefault(key, member)  # of several images with one key, the first in the shard
-    elif ending.lower() == "cls":
-        labels[key] = _read_label(path, tar, member)
 
 
 def _read_label(path: str, tar: tarfile.TarFile, member: tarfile.TarInfo) -> int:

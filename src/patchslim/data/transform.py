@@ -1,6 +1,6 @@
 """From a picture to the tensor a model expects, with timm's own evaluation transform."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -42,10 +42,9 @@ def transform_for(model: nn.Module | None) -> Transform:
     if model is None:
         return Transform(to_tensor, "RGB", None, (0.0,) * 3, (1.0,) * 3)
     config = data_config(model)
-    height, width = config["input_size"][-2:]
     function = _timm_data().create_transform(**config, is_training=False)
     mode = "L" if len(config["mean"]) == 1 else "RGB"
-    return Transform(function, mode, (int(height), int(width)), config["mean"], config["std"])
+    return Transform(function, mode, config["input_size"][-2:], config["mean"], config["std"])
 
 
 @dataclass(frozen=True)
@@ -80,14 +79,19 @@ def training_transform_for(model: nn.Module, style: Style) -> Transform:
 def data_config(model: nn.Module) -> dict[str, Any]:
     """Resolve timm's data configuration, corrected to the model's real image size and channels."""
     config = dict(_timm_data().resolve_model_data_config(model, pretrained_cfg=_hf_settings(model)))
-    channels = _channels(model, int(config["input_size"][0]))
+    embed: Any = getattr(model, "patch_embed", None)
+    own = getattr(model, "in_chans", None) or getattr(getattr(embed, "proj", None), "in_channels", None)
+    channels = int(config["input_size"][0] if own is None else own)
     if channels not in (1, 3):
         raise DataError(
             f"The model takes images of {channels} channels, but image files give 1 or 3; pass the images as a tensor."
         )
-    config["input_size"] = (channels, *_image_size(model, config["input_size"][-2:]))
-    config["mean"] = _per_channel(config["mean"], channels)
-    config["std"] = _per_channel(config["std"], channels)
+    # pretrained_cfg keeps the size of the training even when the model was made with another img_size.
+    size = getattr(model if embed is None else embed, "img_size", None) or config["input_size"][-2:]
+    config["input_size"] = (channels, *map(int, size))
+    for name in ("mean", "std"):
+        values = tuple(map(float, config[name]))  # their average where the channels are others
+        config[name] = values if len(values) == channels else (sum(values) / len(values),) * channels
     return config
 
 
@@ -108,23 +112,3 @@ def _hf_settings(model: nn.Module) -> dict[str, Any] | None:
     from patchslim.hosts.hf_parts import hf_class
 
     return None if hf_class(model) is None else hf_data_settings(model)
-
-
-def _image_size(model: nn.Module, otherwise: Sequence[int]) -> tuple[int, int]:
-    # pretrained_cfg keeps the size of the training even when the model was made with another img_size.
-    size: Any = getattr(getattr(model, "patch_embed", model), "img_size", None)
-    height, width = otherwise if size is None else size
-    return int(height), int(width)
-
-
-def _channels(model: nn.Module, otherwise: int) -> int:
-    proj: Any = getattr(getattr(model, "patch_embed", None), "proj", None)
-    channels: Any = getattr(model, "in_chans", None) or getattr(proj, "in_channels", None)
-    return otherwise if channels is None else int(channels)
-
-
-def _per_channel(values: Sequence[float], channels: int) -> tuple[float, ...]:
-    """Fit a mean or deviation to the channels: their average where the count is another."""
-    if len(values) == channels:
-        return tuple(float(value) for value in values)
-    return (sum(values) / len(values),) * channels

@@ -12,8 +12,8 @@ import numpy as np
 import torch
 from torch.utils.data import Dataset
 
-from patchslim.data.dataset import Reading, read_item
 from patchslim.data.items import Item
+from patchslim.data.reading import Reading, read_item
 from patchslim.data.transform import Transform
 
 Place = tuple[int, int]  # (epoch, image)

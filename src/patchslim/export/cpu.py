@@ -1,7 +1,5 @@
 """This machine's CPU: what INT8 files can count on here."""
 
-from __future__ import annotations
-
 import platform
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The formats: for each how to write a file, run it, read its metadata, and make it INT8."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,28 +27,13 @@ class Format:
     quantise: Callable[[Path, Path, ImageSource, str], None] | None = None
 
 
+ONNX = (onnx_file.write, onnx_file.runner, onnx_file.read_text, onnx_file.quantise)
+PT2 = (pt2_file.write, pt2_file.runner, pt2_file.read_text)
+OPENVINO = (openvino_file.write, openvino_file.runner, openvino_file.read_text, openvino_file.quantise)
 _ALL = (
-    Format(
-        "onnx",
-        ".onnx",
-        ("onnx", "onnxscript", "onnxruntime"),
-        (),
-        onnx_file.write,
-        onnx_file.runner,
-        onnx_file.read_text,
-        onnx_file.quantise,
-    ),
-    Format("torch-export", ".pt2", (), (), pt2_file.write, pt2_file.runner, pt2_file.read_text),
-    Format(
-        "openvino",
-        ".xml",
-        ("onnx", "onnxscript", "openvino"),  # its IR is made from the ONNX graph
-        ("nncf",),
-        openvino_file.write,
-        openvino_file.runner,
-        openvino_file.read_text,
-        openvino_file.quantise,
-    ),
+    Format("onnx", ".onnx", ("onnx", "onnxscript", "onnxruntime"), (), *ONNX),
+    Format("torch-export", ".pt2", (), (), *PT2),
+    Format("openvino", ".xml", ("onnx", "onnxscript", "openvino"), ("nncf",), *OPENVINO),  # made from the ONNX graph
 )
 FORMATS = {each.name: each for each in _ALL}
 

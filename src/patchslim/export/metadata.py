@@ -1,7 +1,5 @@
 """What travels in a file beside the graph: how to prepare images, the plan, and what made it. One JSON object."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any, Literal
@@ -13,6 +11,7 @@ from patchslim.errors import DataError, ExportError
 from patchslim.export.formats import format_of
 from patchslim.export.program import info_of
 from patchslim.hosts import HostInfo
+from patchslim.hosts.timm_spec import listed
 from patchslim.slim import plan_of
 from patchslim.version import __version__
 
@@ -42,11 +41,7 @@ def _preprocessing(model: nn.Module, info: HostInfo) -> dict[str, Any]:
         config = data_config(model)
     except DataError:
         return size
-    return size | {name: _plain(config[name]) for name in PREPARATION if name in config}
-
-
-def _plain(value: Any) -> Any:
-    return list(value) if isinstance(value, tuple) else value
+    return size | listed({name: config[name] for name in PREPARATION if name in config})
 
 
 def read_metadata(path: str | Path) -> dict[str, Any]:

@@ -1,7 +1,5 @@
 """ONNX: written by torch's own exporter, constants folded, run by ONNX Runtime on the CPU."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Literal
@@ -10,18 +8,18 @@ import torch
 from torch import Tensor, nn
 
 from patchslim.data import ImageSource
-from patchslim.errors import ExportError, first_words
-from patchslim.export.calibration import Arrays, Reader
+from patchslim.errors import ExportError
 from patchslim.export.program import info_of, plain_attention, to_program, without_select
-from patchslim.packages import need, quiet
+from patchslim.packages import need, told
 
 KEY = "patchslim"  # of the metadata
 INPUT, OUTPUT = "images", "logits"
 BATCH = 8  # images that calibration runs at a time
 LARGEST = 2**31 - 2**20  # bytes of weights: a protobuf ends at 2 GiB
 LINEAR = ["MatMul", "Gemm"]
-AVERAGED: Mapping[str, Any] = {"CalibMovingAverage": True}  # extremes of batches, averaged; docs/decisions.md
+AVERAGED: Mapping[str, Any] = {"CalibMovingAverage": True}  # extremes of batches, averaged; docs/notebook/decisions.md
 Ranges = Literal["MinMax", "Percentile", "Entropy"]
+NEWER = "a newer one may, or choose another format"
 NO_LIMIT = 2**62  # a slice or a transpose of a weight is a weight, however large
 
 
@@ -32,15 +30,11 @@ def write(model: nn.Module, path: Path, metadata: str) -> None:
         raise ExportError(f"An ONNX file ends at 2 GiB and these weights take {size / 2**30:.1f}; use torch-export.")
     program = without_select(to_program(plain_attention(model)))
     onnx, optimizer = need("onnx"), need("onnxscript.optimizer")
-    try:
-        with quiet():
-            exported: Any = torch.onnx.export(
-                program, dynamo=True, verbose=False, input_names=[INPUT], output_names=[OUTPUT]
-            )
-            optimizer.optimize_ir(exported.model, input_size_limit=NO_LIMIT, output_size_limit=NO_LIMIT)
-            proto = exported.model_proto
-    except Exception as error:  # the exporter fails in many ways; each means that ONNX can't say this model
-        raise ExportError(f"{info_of(model).name} can't be written as ONNX: {first_words(error)}.") from None
+    names: Any = {"input_names": [INPUT], "output_names": [OUTPUT]}
+    with told(f"{info_of(model).name} can't be written as ONNX"):
+        exported: Any = torch.onnx.export(program, dynamo=True, verbose=False, **names)
+        optimizer.optimize_ir(exported.model, input_size_limit=NO_LIMIT, output_size_limit=NO_LIMIT)
+        proto = exported.model_proto
     _describe_(proto, metadata)
     onnx.save(proto, path)
 
@@ -69,13 +63,8 @@ def session(path: Path, threads: int | None = None) -> Any:
     options.intra_op_num_threads = threads or torch.get_num_threads()
     options.add_session_config_entry("session.force_spinning_stop", "1")
     options.log_severity_level = 3
-    try:
+    with told(f"ONNX Runtime {runtime.__version__} can't run this model", NEWER):  # it lacks an operator, often
         return runtime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
-    except Exception as error:  # an operator this version lacks, or a file that is none
-        raise ExportError(
-            f"ONNX Runtime {runtime.__version__} can't run this model ({first_words(error)}); "
-            "a newer one may, or choose another format."
-        ) from None
 
 
 def runner(path: Path) -> Callable[[Tensor], Tensor]:
@@ -87,11 +76,20 @@ def runner(path: Path) -> Callable[[Tensor], Tensor]:
 def read_text(path: Path) -> str | None:
     """The metadata as it was written."""
     onnx = need("onnx")
-    try:
+    with told(f"{path} is not a readable ONNX file"):
         proto = onnx.load(path, load_external_data=False)
-    except Exception as error:
-        raise ExportError(f"{path} is not a readable ONNX file: {first_words(error)}.") from None
     return next((entry.value for entry in proto.metadata_props if entry.key == KEY), None)
+
+
+class Reader:
+    """Images once, in the way ONNX Runtime's calibrators read them."""
+
+    def __init__(self, images: ImageSource) -> None:
+        self._left = images.batches(BATCH)
+
+    def get_next(self) -> dict[str, Any] | None:
+        """The next batch under the input's name; None after the last."""
+        return next(({INPUT: pixels.numpy()} for pixels, _ in self._left), None)
 
 
 def quantise(
@@ -107,29 +105,25 @@ def quantise(
     """Write the INT8 version of a file: linear layers only, weights per output channel, inputs by what images give.
 
     Attention's own products stay in fp32, and so do all outputs. `ranges` is ONNX Runtime's name of how an input's
-    range comes from what the images give, `options` are further ones of its own (benchmarks/int8_settings.py).
+    range comes from what the images give, `options` are further ones of its own; all of them are compared by
+    `python -m benchmarks export accuracy --settings`.
     """
     onnx, quantization = need("onnx"), need("onnxruntime.quantization")
     linear = _linear_layers(onnx.load(source).graph)
-    try:
-        with quiet():
-            quantization.quantize_static(
-                str(source),
-                str(target),
-                Reader(Arrays(images, BATCH), INPUT),
-                quant_format=quantization.QuantFormat.QDQ,
-                op_types_to_quantize=LINEAR,
-                nodes_to_quantize=linear,
-                per_channel=True,
-                calibrate_method=quantization.CalibrationMethod[ranges],
-                activation_type=quantization.QuantType.QInt8 if signed else quantization.QuantType.QUInt8,
-                weight_type=quantization.QuantType.QInt8,
-                extra_options={"OpTypesToExcludeOutputQuantization": LINEAR, **options},
-            )
-    except ExportError:
-        raise
-    except Exception as error:
-        raise ExportError(f"ONNX Runtime can't quantise this model: {first_words(error)}.") from None
+    with told("ONNX Runtime can't quantise this model"):
+        quantization.quantize_static(
+            str(source),
+            str(target),
+            Reader(images),
+            quant_format=quantization.QuantFormat.QDQ,
+            op_types_to_quantize=LINEAR,
+            nodes_to_quantize=linear,
+            per_channel=True,
+            calibrate_method=quantization.CalibrationMethod[ranges],
+            activation_type=quantization.QuantType.QInt8 if signed else quantization.QuantType.QUInt8,
+            weight_type=quantization.QuantType.QInt8,
+            extra_options={"OpTypesToExcludeOutputQuantization": LINEAR, **options},
+        )
     proto = onnx.load(target)
     assert any(node.op_type == "QuantizeLinear" for node in proto.graph.node)
     del proto.metadata_props[:]

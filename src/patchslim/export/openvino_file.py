@@ -1,9 +1,8 @@
 """OpenVINO's IR: an .xml and the .bin beside it, made from the ONNX graph."""
 
-from __future__ import annotations
-
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -11,13 +10,11 @@ import torch
 from torch import Tensor, nn
 
 from patchslim.data import ImageSource
-from patchslim.errors import ExportError, first_words
 from patchslim.export import onnx_file
-from patchslim.export.calibration import Arrays
-from patchslim.packages import need, need_nncf, quiet
+from patchslim.packages import need, need_nncf, told
 
 KEY = "patchslim"  # of the metadata, in rt_info
-SMOOTH = -1.0  # none; docs/decisions.md
+SMOOTH = -1.0  # none; docs/notebook/decisions.md
 
 
 def write(model: nn.Module, path: Path, metadata: str) -> None:
@@ -36,13 +33,8 @@ def convert(graph: Path, path: Path, metadata: str) -> None:
 
 def _read(path: Path) -> Any:
     openvino = need("openvino")
-    try:
+    with told(f"OpenVINO {openvino.__version__} can't read this model", onnx_file.NEWER):
         return openvino.Core().read_model(path)
-    except Exception as error:
-        raise ExportError(
-            f"OpenVINO {openvino.__version__} can't read this model ({first_words(error)}); "
-            "a newer one may, or choose another format."
-        ) from None
 
 
 def _save(graph: Any, path: Path, metadata: str) -> None:
@@ -58,15 +50,8 @@ def compiled(path: Path, threads: int | None = None) -> Any:
         "INFERENCE_PRECISION_HINT": "f32",  # bf16 otherwise, where the CPU has it
         "PERFORMANCE_HINT": "LATENCY",
     }
-    try:
+    with told(f"OpenVINO {openvino.__version__} can't run this model", onnx_file.NEWER):
         return openvino.Core().compile_model(_read(path), "CPU", settings)
-    except ExportError:
-        raise
-    except Exception as error:  # an operator this version lacks
-        raise ExportError(
-            f"OpenVINO {openvino.__version__} can't run this model ({first_words(error)}); "
-            "a newer one may, or choose another format."
-        ) from None
 
 
 def runner(path: Path) -> Callable[[Tensor], Tensor]:
@@ -81,6 +66,16 @@ def read_text(path: Path) -> str | None:
     return str(graph.get_rt_info([KEY]).value) if graph.has_rt_info([KEY]) else None
 
 
+@dataclass(frozen=True)
+class Arrays:
+    """The images of a source one by one, (1, C, H, W), any number of times: as nncf reads them."""
+
+    images: ImageSource
+
+    def __iter__(self) -> Iterator[Any]:
+        return (pixels.numpy() for pixels, _ in self.images.batches(1))
+
+
 def quantise(
     source: Path,
     target: Path,
@@ -92,24 +87,22 @@ def quantise(
 ) -> None:
     """Write the INT8 version of a file, by nncf's settings for transformers; attention's own products stay in fp32.
 
-    `smooth` is how far outliers move from inputs to weights, SmoothQuant's α (benchmarks/int8_settings.py).
+    `smooth` is how far outliers move from inputs to weights, SmoothQuant's α; what it brings is measured by
+    `python -m benchmarks export accuracy --settings`.
     """
     nncf, graph = need_nncf(), _read(source)
-    try:
-        with quiet():
-            quantised = nncf.quantize(
-                graph,
-                nncf.Dataset(Arrays(images, 1)),
-                model_type=nncf.ModelType.TRANSFORMER,
-                subset_size=len(images),
-                ignored_scope=nncf.IgnoredScope(names=_attention_products(graph), validate=False),
-                advanced_parameters=nncf.AdvancedQuantizationParameters(
-                    smooth_quant_alphas=nncf.AdvancedSmoothQuantParameters(matmul=smooth),
-                    disable_bias_correction=not correct_biases,
-                ),
-            )
-    except Exception as error:
-        raise ExportError(f"nncf can't quantise this model: {first_words(error)}.") from None
+    with told("nncf can't quantise this model"):
+        quantised = nncf.quantize(
+            graph,
+            nncf.Dataset(Arrays(images)),
+            model_type=nncf.ModelType.TRANSFORMER,
+            subset_size=len(images),
+            ignored_scope=nncf.IgnoredScope(names=_attention_products(graph), validate=False),
+            advanced_parameters=nncf.AdvancedQuantizationParameters(
+                smooth_quant_alphas=nncf.AdvancedSmoothQuantParameters(matmul=smooth),
+                disable_bias_correction=not correct_biases,
+            ),
+        )
     _save(quantised, target, metadata)
 
 

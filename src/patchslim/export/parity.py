@@ -6,8 +6,6 @@ image counts as a tie if the file's logits are those of the model for the same i
 answer is then one that the model gives too.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """From a model to one graph with a free batch size, on the CPU in fp32: what every format is made from."""
 
-from __future__ import annotations
-
 import copy
 from typing import Any
 
@@ -9,10 +7,10 @@ import torch
 from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 
-from patchslim.errors import ExportError, first_words
+from patchslim.errors import ExportError
 from patchslim.hosts import HostInfo, answer_of, inspect
 from patchslim.hosts.hf_parts import hf_class
-from patchslim.packages import quiet
+from patchslim.packages import told
 from patchslim.slim import made_from, rectangular
 
 LARGEST_BATCH = 2**16
@@ -66,12 +64,9 @@ def to_program(model: nn.Module) -> ExportedProgram:
     info = info_of(model)
     example = torch.zeros(2, info.channels, *info.image_size)  # a batch of 1 would be taken for a constant
     shapes = ({0: Dim("batch", min=1, max=LARGEST_BATCH)},)
-    try:
-        with quiet(), torch.no_grad():
-            graph = model if hf_class(model) is None else Answering(model)
-            program: ExportedProgram = torch.export.export(graph, (example,), dynamic_shapes=shapes)
-    except Exception as error:  # torch fails in many ways; each means that this model has no such graph
-        raise ExportError(f"torch.export can't make a graph of {info.name}: {first_words(error)}.") from None
+    with told(f"torch.export can't make a graph of {info.name}"), torch.no_grad():
+        graph = model if hf_class(model) is None else Answering(model)
+        program: ExportedProgram = torch.export.export(graph, (example,), dynamic_shapes=shapes)
     for node in program.graph.nodes:
         node.meta.pop("stack_trace", None)  # where the packages lie on this machine is nobody's business
     return program

@@ -1,7 +1,5 @@
 """torch.export's own file, a .pt2: a zip archive with the graph, the weights and the metadata."""
 
-from __future__ import annotations
-
 import zipfile
 from collections.abc import Callable
 from pathlib import Path, PurePosixPath

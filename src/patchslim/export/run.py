@@ -1,7 +1,5 @@
 """`export`: write, check, quantise, check again, and only then put the file where it was asked for."""
 
-from __future__ import annotations
-
 import json
 import tempfile
 from dataclasses import dataclass

@@ -1,14 +1,14 @@
 """What patchslim needs to know of a host model, whatever library it comes from."""
 
-from __future__ import annotations
-
-from collections.abc import Mapping, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol, runtime_checkable
+from typing import Any, Literal
 
+import torch
 from torch import Tensor, nn
 
-from patchslim.hosts.block import BlockMath
+from patchslim.hosts.block import BlockMath, BlockNames
 
 Readout = Literal["class", "class+distillation", "class+auxiliary", "class+mean", "mean", "attention-pool"]
 # Those that read patches of the last block.
@@ -62,6 +62,11 @@ class HostInfo:
         """Tokens that enter block 1: prefix and patches."""
         return self.prefix_tokens + self.patches
 
+    @property
+    def first_pooled(self) -> int:
+        """The first token that a pool reads."""
+        return 0 if self.head_reads_prefix else self.prefix_tokens
+
     def __str__(self) -> str:
         height, width = self.image_size
         return (
@@ -71,56 +76,95 @@ class HostInfo:
         )
 
 
-class Host(Protocol):
-    """One host model seen through its family's eyes. Methods never change the model."""
+class Host(ABC):
+    """A host model, or a slim one, seen through its family's eyes: nothing is checked, `slimmed_` alone changes it."""
 
-    model: nn.Module
-    info: HostInfo
-    math: BlockMath
+    def __init__(self, model: nn.Module, blocks: str, names: BlockNames, info: HostInfo | None) -> None:
+        """`blocks` is the dotted name of the module that holds them. `info` is read off the model where it is None."""
+        self.model: Any = model
+        self.at, self.math = blocks, BlockMath(names)
+        self.info = self.described() if info is None else info
 
-    @property
-    def blocks(self) -> Sequence[nn.Module]:
-        """The transformer blocks, first to last."""
+    @staticmethod
+    @abstractmethod
+    def classifiers_of(model: nn.Module) -> Sequence[nn.Module]:
+        """The classifiers of a model of the family, what turns features into logits; a model may lack some."""
 
-    @property
-    def classifiers(self) -> Sequence[nn.Module]:
-        """The classifiers: what turns features into logits."""
+    @abstractmethod
+    def described(self) -> HostInfo:
+        """The host's description, read off the model."""
 
+    @abstractmethod
     def embed(self, images: Tensor) -> Tensor:
         """Z_0: images (B, C, H, W) → tokens (B, p + N, d), prefix first."""
 
-    def normed(self, block: nn.Module, x: Tensor) -> Tensor:
-        """The block's attention input, LN1(Z): (B, n, d) → (B, n, d)."""
-
-    def attention(self, block: nn.Module, x: Tensor, n: int) -> Tensor:
-        """P_l^h for the first `n` tokens: (B, n_in, d) → (B, H, n, n_in), rows sum to 1."""
-
+    @abstractmethod
     def features(self, tokens: Tensor, weight: Tensor | None = None) -> Tensor:
         """What the classifier reads, from the output of the last block: (B, n, d) → (B, d), or wider.
 
         `weight` (B, n) says how much each token counts where the head pools; 0 is as if it were not there.
         """
 
+    @abstractmethod
     def logits(self, tokens: Tensor) -> Tensor:
         """The host's output from the output of the last block: (B, n, d) → (B, classes)."""
 
-    def readout_moment(self, tokens: Tensor) -> Tensor:
-        """R of the impact recursion over the output of the last block: (B, n, d) → (B, n, n)."""
+    @abstractmethod
+    def pool_rows(self, tokens: Tensor) -> Tensor:
+        """An attention pool's own rows: (B, n, d) → (B, heads, n), each summing to 1."""
+
+    @property
+    def blocks(self) -> Sequence[nn.Module]:
+        """The transformer blocks, first to last."""
+        return list(self.model.get_submodule(self.at))
 
     def slimmed_(self, blocks: Sequence[nn.Module]) -> nn.Module:
         """Put slim blocks in place of the model's own (changes the model) and return it."""
+        runs = isinstance(self.model.get_submodule(self.at), nn.Sequential)
+        self.model.set_submodule(self.at, nn.Sequential(*blocks) if runs else nn.ModuleList(blocks))
+        return self.model
 
-    def spec(self) -> Mapping[str, Any]:
-        """JSON-able settings from which the family can build the host again."""
+    @property
+    def classifiers(self) -> Sequence[nn.Module]:
+        """The classifiers."""
+        return self.classifiers_of(self.model)
 
+    def normed(self, block: nn.Module, x: Tensor) -> Tensor:
+        """The block's attention input, LN1(Z): (B, n, d) → (B, n, d)."""
+        return self.math.normed(block, x)
 
-@runtime_checkable
-class PatchHead(Protocol):
-    """What a host has beside `Host` when its family may have a head on every patch."""
+    def attention(self, block: nn.Module, x: Tensor, n: int) -> Tensor:
+        """P_l^h for the first `n` tokens: (B, n_in, d) → (B, H, n, n_in), rows sum to 1."""
+        return self.math.attention_map(block, x, n)
+
+    def readout_moment(self, tokens: Tensor) -> Tensor:
+        """R of the impact recursion over the output of the last block: (B, n, d) → (B, n, n).
+
+        A row for each token read and for the mean; one for each head of a pool, and those weigh one together.
+        """
+        batch, n, _ = tokens.shape
+        if self.info.readout == "attention-pool":
+            rows = self.pool_rows(tokens)
+            return rows.transpose(1, 2) @ rows / rows.shape[1]
+        rows, first = torch.zeros(2, n, device=tokens.device), self.info.first_pooled
+        if self.info.reads_class:
+            rows[0, 0] = 1
+        if self.info.readout == "class+distillation":
+            rows[1, 1] = 1
+        elif self.info.readout in ("class+mean", "mean"):
+            rows[1, first:] = 1 / (n - first)
+        return (rows[:, :, None] * rows[:, None]).sum(dim=0).expand(batch, n, n)
 
     @property
     def has_patch_head(self) -> bool:
-        """Whether this one has."""
+        """Whether there is a head on every patch, beside what gives the logits."""
+        return False
 
     def patch_logits(self, tokens: Tensor) -> Tensor:
         """What it says of every patch of the last block's output: (B, p + n, d) → (B, n, classes)."""
+        raise NotImplementedError
+
+
+def weighted_mean(tokens: Tensor, weight: Tensor) -> Tensor:
+    """The mean token, each counting by its weight: (B, n, d), (B, n) → (B, d)."""
+    return (tokens * weight[..., None]).sum(dim=1) / weight.sum(dim=1, keepdim=True)

@@ -2,8 +2,6 @@
 token that came in (paper, Eq. 2). The same mathematics serves timm and transformers: their blocks differ in names.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 

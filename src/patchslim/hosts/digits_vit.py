@@ -1,10 +1,8 @@
 """The small ViT that comes with patchslim: handwritten digits, 32×32 pixels, 64 patches. Registered with timm.
 
-`timm.create_model("digits_vit", pretrained=True)` once patchslim is imported; `benchmarks/train_digits_vit.py` made its
-weights.
+`timm.create_model("digits_vit", pretrained=True)` once patchslim is imported; `python -m benchmarks train
+digits` made its weights.
 """
-
-from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
@@ -12,8 +10,6 @@ from typing import Any
 from timm.models import build_model_with_cfg, generate_default_cfgs, register_model
 from timm.models.vision_transformer import VisionTransformer
 from torch import nn
-
-__all__ = ["DIGITS_WEIGHTS", "digits_vit"]
 
 DIGITS_WEIGHTS = Path(__file__).parent.parent / "assets" / "digits_vit.safetensors"
 
@@ -38,13 +34,5 @@ default_cfgs = generate_default_cfgs(
 @register_model  # type: ignore[untyped-decorator]
 def digits_vit(pretrained: bool = False, **kwargs: Any) -> nn.Module:
     """A ViT of 6 blocks, width 96, for ten digits in 32×32 pixels."""
-    settings: dict[str, Any] = {
-        "img_size": 32,
-        "patch_size": 4,
-        "embed_dim": 96,
-        "depth": 6,
-        "num_heads": 3,
-        "num_classes": 10,
-    }
-    model: nn.Module = build_model_with_cfg(VisionTransformer, "digits_vit", pretrained, **settings | kwargs)
-    return model
+    sizes = {"img_size": 32, "patch_size": 4, "embed_dim": 96, "depth": 6, "num_heads": 3, "num_classes": 10}
+    return build_model_with_cfg(VisionTransformer, "digits_vit", pretrained, **sizes | kwargs)

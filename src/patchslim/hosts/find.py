@@ -1,7 +1,5 @@
 """From a model to its host family. Another family is another file beside `timm_vit.py` and its like."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -9,20 +7,21 @@ from torch import nn
 
 from patchslim.errors import RunError, UnsupportedModel
 from patchslim.hosts.base import Host, HostInfo
+from patchslim.hosts.hf_open import describe_hf, rebuild_hf
 from patchslim.hosts.hf_parts import LIBRARY, hf_class
-from patchslim.hosts.hf_spec import rebuild_hf
 from patchslim.hosts.hf_vit import HFViT
 from patchslim.hosts.shells import is_slim_block
-from patchslim.hosts.stem_spec import STEM_MODELS, rebuild_stem
 from patchslim.hosts.stem_vit import StemHost
-from patchslim.hosts.timm_spec import rebuild
+from patchslim.hosts.timm_spec import describe, rebuild
 from patchslim.hosts.timm_vit import TimmViT
 from patchslim.models import StemViT
 
 
 def open_host(model: nn.Module) -> Host:
     """The model as a host; UnsupportedModel says what stands in the way."""
-    return _family(model)(model)
+    family = _family(model)
+    family.check(model)
+    return family(model)
 
 
 def open_slim(model: nn.Module, info: HostInfo | None = None) -> Host:
@@ -30,7 +29,7 @@ def open_slim(model: nn.Module, info: HostInfo | None = None) -> Host:
 
     Nothing is checked. `info` is read off the model where it is not given.
     """
-    return _family(model).around(model, info)
+    return _family(model)(model, info)
 
 
 def classifiers_of(model: nn.Module) -> Sequence[nn.Module]:
@@ -52,7 +51,8 @@ def inspect(model: nn.Module) -> HostInfo:
 
 def spec_of(model: nn.Module) -> Mapping[str, Any]:
     """JSON-able settings of a host, or of a slim model's host, from which `rebuild_host` makes it again."""
-    return _seen(model).spec()
+    host = _seen(model)
+    return describe_hf(model) if isinstance(host, HFViT) else describe(model)
 
 
 def _seen(model: nn.Module) -> Host:
@@ -63,9 +63,7 @@ def _seen(model: nn.Module) -> Host:
 def rebuild_host(spec: Mapping[str, Any]) -> nn.Module:
     """The host of a run folder, with fresh weights."""
     try:
-        if spec.get("library") == LIBRARY:
-            return rebuild_hf(spec)
-        return rebuild_stem(spec) if spec["class"] in STEM_MODELS else rebuild(spec)
+        return rebuild_hf(spec) if spec.get("library") == LIBRARY else rebuild(spec)
     except UnsupportedModel:
         raise
     except Exception as error:  # a damaged description can make timm fail in any way

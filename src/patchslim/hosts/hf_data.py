@@ -1,21 +1,12 @@
 """How pictures are prepared for a transformers model, in timm's words: from its preprocessor_config.json, or as its
 family is prepared."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from timm.data.constants import (
-    IMAGENET_DEFAULT_MEAN,
-    IMAGENET_DEFAULT_STD,
-    IMAGENET_INCEPTION_MEAN,
-    IMAGENET_INCEPTION_STD,
-    OPENAI_CLIP_MEAN,
-    OPENAI_CLIP_STD,
-)
+from timm.data import constants
 from torch import nn
 
 from patchslim.errors import DataError, UnsupportedModel
@@ -24,9 +15,9 @@ from patchslim.hosts.hf_parts import kind_of, tower_of
 
 PREPROCESSOR = "preprocessor_config.json"
 RESAMPLE = {0: "nearest", 1: "lanczos", 2: "bilinear", 3: "bicubic"}  # Pillow's numbers
-HALVES = {"mean": IMAGENET_INCEPTION_MEAN, "std": IMAGENET_INCEPTION_STD}
-IMAGENET = {"mean": IMAGENET_DEFAULT_MEAN, "std": IMAGENET_DEFAULT_STD}
-OPENAI = {"mean": OPENAI_CLIP_MEAN, "std": OPENAI_CLIP_STD}
+HALVES = {"mean": constants.IMAGENET_INCEPTION_MEAN, "std": constants.IMAGENET_INCEPTION_STD}
+IMAGENET = {"mean": constants.IMAGENET_DEFAULT_MEAN, "std": constants.IMAGENET_DEFAULT_STD}
+OPENAI = {"mean": constants.OPENAI_CLIP_MEAN, "std": constants.OPENAI_CLIP_STD}
 # The defaults of transformers' image processors, for a model that comes without its settings.
 DINO_DEFAULT: dict[str, Any] = IMAGENET | {"interpolation": "bicubic", "crop_pct": 0.875, "crop_mode": "center"}
 DEFAULTS: dict[str, dict[str, Any]] = {
@@ -48,9 +39,13 @@ def hf_data_settings(model: nn.Module) -> dict[str, Any]:
     if own is not None:
         return own
     config: Any = model.config
-    beside = Path(config._name_or_path or ".") / PREPROCESSOR
-    known = bool(config._name_or_path) and beside.is_file()
-    return preparation(model, read_json(beside, DataError, "preprocessor's config") if known else None)
+    return preparation(model, read_preprocessor(Path(config._name_or_path)) if config._name_or_path else None)
+
+
+def read_preprocessor(folder: Path) -> dict[str, Any] | None:
+    """What a folder says of its model's images, where it does."""
+    path = folder / PREPROCESSOR
+    return read_json(path, DataError, "preprocessor's config") if path.is_file() else None
 
 
 def preparation(model: nn.Module, given: Mapping[str, Any] | None, img_size: int | None = None) -> dict[str, Any]:

@@ -1,23 +1,24 @@
-"""Opening a model of Hugging Face: a folder, or a name on the hub. Weights come from safetensors only, code from
-nowhere: the class is one of those patchslim knows, whatever a config asks for."""
+"""Opening a model of Hugging Face: a folder, a name on the hub, or the settings of a run. Weights come from safetensors
+only, code from nowhere: the class is one of those patchslim knows, whatever a config asks for."""
 
-from __future__ import annotations
-
-import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from importlib import import_module
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import nn
 
-from patchslim.errors import CheckpointError, DataError, UnsupportedModel, first_words
+from patchslim.errors import CheckpointError, UnsupportedModel, first_words
 from patchslim.files import read_json
-from patchslim.hosts.hf_check import SUPPORTED
-from patchslim.hosts.hf_data import PREPROCESSOR, preparation
-from patchslim.hosts.hf_parts import KINDS, LIBRARY, OPENED_AS
-from patchslim.hosts.hf_spec import library
-from patchslim.hosts.weights import check_weights
+from patchslim.hosts.hf_data import PREPROCESSOR, hf_data_settings, preparation, read_preprocessor
+from patchslim.hosts.hf_parts import KINDS, LIBRARY, OPENED_AS, SUPPORTED, tower_of
+from patchslim.hosts.shells import as_host
+from patchslim.hosts.timm_spec import listed, set_data_settings_
+from patchslim.hosts.weights import check_weights, shapes_of
+from patchslim.packages import quiet
 
 ON_HUB = "hf:"  # how a name on the hub begins
 CONFIG = "config.json"
@@ -44,15 +45,13 @@ def open_hf(name: str | Path, img_size: int | None = None) -> nn.Module:
     `name` is a folder with config.json and model.safetensors, or `hf:NAME` for one on the hub. Of models that read
     text too the vision tower is opened. `img_size` is for DINOv2, that takes any.
     """
-    text = str(name)
-    local = not text.startswith(ON_HUB)
-    source = text.removeprefix(ON_HUB)
+    local, source = not str(name).startswith(ON_HUB), str(name).removeprefix(ON_HUB)
     if not local and not source.strip():
         raise UnsupportedModel("hf: needs the name of a model on the hub after it, such as hf:facebook/dinov2-small.")
-    if local and not is_hf_folder(Path(text)):
-        raise UnsupportedModel(f"{text} holds no Hugging Face model: it needs a {CONFIG} with a model_type.")
+    if local and not is_hf_folder(Path(source)):
+        raise UnsupportedModel(f"{source} holds no Hugging Face model: it needs a {CONFIG} with a model_type.")
     found = library()
-    with _quiet():
+    with quiet():  # what is wrong is told in a sentence
         cls, settings = _class_of(found, source, local)
         model = _loaded(cls, source, local, **settings)
         given = _preprocessor(found, source, local)
@@ -60,12 +59,20 @@ def open_hf(name: str | Path, img_size: int | None = None) -> nn.Module:
     return model.eval()
 
 
+def library() -> Any:
+    """The package transformers; UnsupportedModel when it is not installed."""
+    try:
+        return import_module(LIBRARY)
+    except ImportError:
+        raise UnsupportedModel(
+            "Models of Hugging Face need the package transformers; install it with pip install 'patchslim[hf]'."
+        ) from None
+
+
 def _class_of(found: Any, source: str, local: bool) -> tuple[Any, dict[str, Any]]:
     """The class that a config's `architectures` names, and what a tower has to know of the whole model."""
-    try:
+    with _reading(source, local):
         config, _ = found.PreTrainedConfig.get_config_dict(source, local_files_only=local)
-    except Exception as error:  # the hub's client fails in many ways
-        raise _unreadable(source, local, error) from None
     names = config.get("architectures") or ["nothing"]
     name = OPENED_AS.get(names[0], names[0])
     if name not in KINDS:
@@ -75,12 +82,9 @@ def _class_of(found: Any, source: str, local: bool) -> tuple[Any, dict[str, Any]
 
 
 def _loaded(cls: Any, source: str, local: bool, **settings: Any) -> Any:
-    try:
-        model, told = cls.from_pretrained(
-            source, use_safetensors=True, local_files_only=local, output_loading_info=True, **settings
-        )
-    except Exception as error:  # a missing, damaged or foreign file can fail in any way
-        raise _unreadable(source, local, error) from None
+    ways = {"use_safetensors": True, "local_files_only": local, "output_loading_info": True}
+    with _reading(source, local):
+        model, told = cls.from_pretrained(source, **ways, **settings)
     missing = sorted(name for name in told["missing_keys"] if not name.endswith("mask_token"))  # only pretraining's
     if missing and all(name.startswith("pooler.") for name in missing):
         return _loaded(cls, source, local, add_pooling_layer=False)  # it was published without
@@ -96,34 +100,54 @@ def _loaded(cls: Any, source: str, local: bool, **settings: Any) -> Any:
 def _preprocessor(found: Any, source: str, local: bool) -> dict[str, Any] | None:
     """What the model says of its images, where it does."""
     if local:
-        path = Path(source) / PREPROCESSOR
-        return read_json(path, DataError, "preprocessor's config") if path.is_file() else None
-    try:
+        return read_preprocessor(Path(source))
+    with _reading(source, local):
         path = found.utils.cached_file(source, PREPROCESSOR, _raise_exceptions_for_missing_entries=False)
-    except Exception as error:
-        raise _unreadable(source, local, error) from None
-    return None if path is None else read_json(Path(path), DataError, "preprocessor's config")
-
-
-def _unreadable(source: str, local: bool, error: Exception) -> CheckpointError:
-    if local:
-        return CheckpointError(
-            f"The weights in {source} can't be read ({first_words(error)}); it needs a model.safetensors that fits its "
-            f"{CONFIG}."
-        )
-    return CheckpointError(
-        f"{source} can't be had from the Hugging Face hub ({first_words(error)}); where it can't be reached, download "
-        "the model elsewhere and give its folder."
-    )
+    return None if path is None else read_preprocessor(Path(path).parent)
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
-    """Without transformers' own report of what it loads: what is wrong is told in a sentence."""
-    logger = logging.getLogger(LIBRARY)
-    before = logger.level
-    logger.setLevel(logging.ERROR)
+def _reading(source: str, local: bool) -> Iterator[None]:
+    """Whatever fails in a sentence: a missing, damaged or foreign file and the hub's client can fail in any way."""
     try:
         yield
-    finally:
-        logger.setLevel(before)
+    except Exception as error:
+        here = f"The weights in {source} can't be read", f"it needs a model.safetensors that fits its {CONFIG}"
+        there = (
+            f"{source} can't be had from the Hugging Face hub",
+            "where it can't be reached, download the model elsewhere and give its folder",
+        )
+        what, remedy = here if local else there
+        raise CheckpointError(f"{what} ({first_words(error)}); {remedy}.") from None
+
+
+def describe_hf(model: Any) -> dict[str, Any]:
+    """The class and config of a host, also of a slim model's, proved by building it again."""
+    model = as_host(model)
+    spec = {
+        "library": LIBRARY,
+        "version": version(LIBRARY),
+        "class": type(model).__name__,
+        "config": model.config.to_dict(),
+        "attention": "eager" if tower_of(model).config._attn_implementation == "eager" else "sdpa",
+        "kwargs": {"add_pooling_layer": False} if hasattr(model, "pooler") and model.pooler is None else {},
+        "pretrained_cfg": listed(hf_data_settings(model)),
+    }
+    with torch.device("meta"):
+        again = rebuild_hf(spec)
+    if shapes_of(again.state_dict()) != shapes_of(model.state_dict()):
+        raise UnsupportedModel(
+            f"This {type(model).__name__} has parts that its config does not describe, so it can't be saved as a run."
+        )
+    return spec
+
+
+def rebuild_hf(spec: Mapping[str, Any]) -> Any:
+    """A model of these settings with fresh weights (on torch's current default device)."""
+    if spec["class"] not in KINDS:
+        raise KeyError(spec["class"])
+    cls = getattr(library(), spec["class"])
+    model = cls(cls.config_class.from_dict(spec["config"]), **spec["kwargs"])
+    model.set_attn_implementation(spec["attention"])
+    set_data_settings_(model, spec["pretrained_cfg"])
+    return model

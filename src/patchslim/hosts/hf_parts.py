@@ -1,10 +1,8 @@
-"""Where models of Hugging Face transformers keep their parts: plain names, so that nothing has to be imported."""
-
-from __future__ import annotations
+"""Where models of Hugging Face transformers keep their parts: plain names, so that nothing has to be imported. What
+can't be reproduced is refused by name, with the reason."""
 
 import sys
-from dataclasses import dataclass
-from functools import reduce
+from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import nn
@@ -12,10 +10,11 @@ from torch import nn
 from patchslim.errors import UnsupportedModel
 from patchslim.hosts.base import Readout
 from patchslim.hosts.block import BlockNames
-from patchslim.hosts.projections import SeparateQkv
+from patchslim.hosts.projections import Projections
 
 LIBRARY = "transformers"
 OLDEST = "5.22"  # whose names these are
+SUPPORTED = "ViT, DeiT, DINOv2 (also with registers) and the vision towers of CLIP and SigLIP are supported"
 
 
 @dataclass(frozen=True)
@@ -44,8 +43,8 @@ class Kind:
     heads: tuple[str, ...] = ()
 
 
-ATTENTION = SeparateQkv("o_proj", "num_attention_heads", "scaling", "attention_dropout")
-OPENAI_ATTENTION = SeparateQkv("out_proj", "num_heads", "scale", "dropout")
+ATTENTION = Projections("num_attention_heads", "scaling", "o_proj", "attention_dropout")
+OPENAI_ATTENTION = Projections("num_heads", "scale", "out_proj", "dropout")
 VIT_BLOCK = BlockNames("layernorm_before", "attention", "layernorm_after", ATTENTION, drops=("dropout", "dropout"))
 DINO_SCALES, DINO_DROPS = ("layer_scale1", "layer_scale2"), ("drop_path", "drop_path")
 DINO_BLOCK = BlockNames("norm1", "attention", "norm2", ATTENTION, scales=DINO_SCALES, drops=DINO_DROPS)
@@ -53,35 +52,19 @@ OPENAI_BLOCK = BlockNames("layer_norm1", "self_attn", "layer_norm2", OPENAI_ATTE
 PROJECTION, EMBEDDING = "embeddings.patch_embeddings.projection", "embeddings.patch_embedding"
 
 VIT = Family("ViT", "ViTLayer", "layers", PROJECTION, "layernorm", VIT_BLOCK, 1)
-DEIT = Family("DeiT", "DeiTLayer", "layers", PROJECTION, "layernorm", VIT_BLOCK, 2)
+DEIT = replace(VIT, name="DeiT", layer="DeiTLayer", prefix=2)
 DINO = Family("DINOv2", "Dinov2Layer", "encoder.layer", PROJECTION, "layernorm", DINO_BLOCK, 1, any_size=True)
-REGISTERS = Family(
-    "DINOv2 with registers",
-    "Dinov2WithRegistersLayer",
-    *("encoder.layer", PROJECTION, "layernorm"),
-    DINO_BLOCK,
-    1,
-    any_size=True,
-)
-CLIP = Family(
-    "CLIP",
-    "CLIPEncoderLayer",
-    *("encoder.layers", EMBEDDING, "post_layernorm"),
-    OPENAI_BLOCK,
-    1,
-    pre_norm="pre_layrnorm",
-    norm_patches=False,
-)
+REGISTERS = replace(DINO, name="DINOv2 with registers", layer="Dinov2WithRegistersLayer")
 SIGLIP = Family("SigLIP", "SiglipEncoderLayer", "encoder.layers", EMBEDDING, "post_layernorm", OPENAI_BLOCK, 0)
+CLIP = replace(SIGLIP, name="CLIP", layer="CLIPEncoderLayer", prefix=1, pre_norm="pre_layrnorm", norm_patches=False)
 
+BOTH_CLASSIFIERS = ("cls_classifier", "distillation_classifier")
 KINDS = {
     "ViTModel": Kind(VIT, "", "class", ("pooler",)),
     "ViTForImageClassification": Kind(VIT, "vit", "class", ("classifier",)),
     "DeiTModel": Kind(DEIT, "", "class", ("pooler",)),
     "DeiTForImageClassification": Kind(DEIT, "deit", "class", ("classifier",)),
-    "DeiTForImageClassificationWithTeacher": Kind(
-        DEIT, "deit", "class+distillation", ("cls_classifier", "distillation_classifier")
-    ),
+    "DeiTForImageClassificationWithTeacher": Kind(DEIT, "deit", "class+distillation", BOTH_CLASSIFIERS),
     "Dinov2Model": Kind(DINO, "", "class"),
     "Dinov2ForImageClassification": Kind(DINO, "dinov2", "class+mean", ("classifier",)),
     "Dinov2WithRegistersModel": Kind(REGISTERS, "", "class"),
@@ -106,11 +89,6 @@ def hf_class(model: nn.Module | type[nn.Module]) -> type[nn.Module] | None:
     return next((base for base in cls.__mro__ if base.__module__.startswith(f"{LIBRARY}.models.")), None)
 
 
-def part(module: Any, path: str) -> Any:
-    """A part by its dotted name; the module itself for an empty one."""
-    return reduce(getattr, path.split("."), module) if path else module
-
-
 def kind_of(model: nn.Module) -> Kind:
     """What kind of model this is; UnsupportedModel for one that is in no table."""
     name = (hf_class(model) or type(model)).__name__
@@ -123,4 +101,50 @@ def kind_of(model: nn.Module) -> Kind:
 
 def tower_of(model: nn.Module) -> Any:
     """The vision tower: embedding, layers, norm."""
-    return part(model, kind_of(model).tower)
+    return model.get_submodule(kind_of(model).tower)
+
+
+def check_hf(model: Any) -> None:
+    """Raise UnsupportedModel, naming part and reason, unless every part is one patchslim reproduces."""
+    name = type(model).__name__
+    if name in OPENED_AS:
+        raise UnsupportedModel(f"{name} also reads text; slim its tower, model.vision_model.")
+    if type(model) is not hf_class(model) or name not in KINDS:
+        raise UnsupportedModel(f"{name} of transformers can't be slimmed: it is another architecture; {SUPPORTED}.")
+    try:
+        _check_parts(kind_of(model), tower_of(model))
+    except AttributeError as error:
+        raise UnsupportedModel(
+            f"This {name} is not laid out as patchslim knows it ({error}); transformers {OLDEST} or newer is needed."
+        ) from None
+    config: Any = model.config
+    if config.output_hidden_states or getattr(config, "output_attentions", False):
+        raise UnsupportedModel(
+            "This model's config asks for hidden states or attentions of every block, and those of a slim model are of "
+            "fewer tokens; switch output_hidden_states and output_attentions off."
+        )
+
+
+def _check_parts(kind: Kind, tower: Any) -> None:
+    family, names = kind.family, kind.family.names
+    for index, block in enumerate(tower.get_submodule(family.blocks)):
+        if type(block).__name__ != family.layer:
+            raise _refuse(index, f"is a {type(block).__name__}", f"not a {family.layer}")
+        attn, own = getattr(block, names.attn), names.attention
+        for layer in (attn.q_proj, attn.k_proj, attn.v_proj, getattr(attn, own.out)):
+            if type(layer) is not nn.Linear:
+                raise _refuse(index, f"has a {type(layer).__name__} in its attention", "it has to be a plain Linear")
+        for setting in (own.heads, own.scale_name, own.dropout_name):
+            getattr(attn, setting)
+        for norm in (getattr(block, names.norm1), getattr(block, names.norm2)):
+            if type(norm) is not nn.LayerNorm:
+                raise _refuse(index, f"has a {type(norm).__name__}", "it has to be a plain LayerNorm")
+    tower.get_submodule(family.norm)
+    if type(tower.get_submodule(family.proj)) is not nn.Conv2d:
+        raise UnsupportedModel("This model's patches are not made by a plain convolution, so it can't be slimmed.")
+    if kind.readout == "attention-pool" and not tower.use_head:
+        raise UnsupportedModel("This SigLIP tower has no pooling head, so nothing says what is read of its patches.")
+
+
+def _refuse(index: int, what: str, reason: str) -> UnsupportedModel:
+    return UnsupportedModel(f"This model can't be slimmed because block {index} {what}: {reason}.")

@@ -4,11 +4,9 @@ A module that stands in for a host's holds the host's parts under their own name
 replaced. It offers `host_block()`, or `host_embed()` for a patch embedding, which puts the parts into that shell.
 """
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import nn
@@ -43,11 +41,16 @@ def whole(shell: Shell, holder: nn.Module) -> nn.Module:
     return module
 
 
+def recast(module: nn.Module, kind: type[nn.Module]) -> nn.Module:
+    """A module of another class that has the settings and the parts of this one."""
+    return whole(replace(shell(module), kind=kind), module)
+
+
 def replaced(module: nn.Module, others: Mapping[str, nn.Module]) -> nn.Module:
     """A copy of a module that has other parts under some dotted names and shares everything else with it."""
     if "" in others:
         return others[""]
-    own = whole(shell(module), module)
+    own = recast(module, type(module))
     for name, child in module.named_children():
         below = {path.partition(".")[2]: other for path, other in others.items() if path.partition(".")[0] == name}
         if below:

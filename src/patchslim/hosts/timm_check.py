@@ -1,25 +1,8 @@
 """Which timm models can be reproduced exactly. What can't is refused by name, with the reason."""
 
-from __future__ import annotations
-
 from typing import Any
 
-from timm.layers import (
-    Attention,
-    AttentionPoolLatent,
-    DropPath,
-    GluMlp,
-    LayerNorm,
-    LayerNormFp32,
-    LayerScale,
-    Mlp,
-    PatchEmbed,
-    RmsNorm,
-    RmsNormFp32,
-    SimpleNorm,
-    SimpleNormFp32,
-    SwiGLU,
-)
+from timm import layers
 from timm.models.deit import VisionTransformerDistilled
 from timm.models.vision_transformer import Block, VisionTransformer
 from torch import nn
@@ -27,20 +10,13 @@ from torch import nn
 from patchslim.errors import UnsupportedModel
 from patchslim.models import ResidualScale
 
+MODELS = (VisionTransformer, VisionTransformerDistilled)
 # Layers that treat every token by itself, so that leaving tokens out can't change the others.
-NORMS = (
-    nn.LayerNorm,
-    LayerNorm,
-    LayerNormFp32,
-    RmsNorm,
-    RmsNormFp32,
-    SimpleNorm,
-    SimpleNormFp32,
-    nn.Identity,
-)
-MLPS = (Mlp, GluMlp, SwiGLU)
-SCALES = (LayerScale, ResidualScale, nn.Identity)
-PATHS = (DropPath, nn.Identity)
+TIMM_NORMS = ("LayerNorm", "LayerNormFp32", "RmsNorm", "RmsNormFp32", "SimpleNorm", "SimpleNormFp32")
+NORMS: dict[str, Any] = {"torch.LayerNorm": nn.LayerNorm} | {name: getattr(layers, name) for name in TIMM_NORMS}
+MLPS = (layers.Mlp, layers.GluMlp, layers.SwiGLU)
+SCALES = (layers.LayerScale, ResidualScale, nn.Identity)
+PATHS = (layers.DropPath, nn.Identity)
 
 # Why well-known families are refused, by a word in the class name.
 REASONS = {
@@ -63,7 +39,7 @@ SUPPORTED = "timm's VisionTransformer (DeiT, DeiT-III, ViT, DINOv2, CLIP, SigLIP
 
 def check(model: nn.Module) -> None:
     """Raise UnsupportedModel, naming part and reason, unless every part is one patchslim reproduces."""
-    if type(model) not in (VisionTransformer, VisionTransformerDistilled):
+    if type(model) not in MODELS:
         name = type(model).__name__
         reason = next((why for word, why in REASONS.items() if word in name.lower()), "it is another architecture")
         raise UnsupportedModel(f"{name} can't be slimmed: {reason}; {SUPPORTED}.")
@@ -82,10 +58,9 @@ def _refuse(part: str, reason: str) -> UnsupportedModel:
 
 
 def _check_outside(model: Any) -> None:
-    if type(model.patch_embed) is not PatchEmbed:
+    if type(model.patch_embed) is not layers.PatchEmbed:
         raise _refuse(
-            f"patch embedding {type(model.patch_embed).__name__}",
-            "only a plain PatchEmbed (no hybrid stem) is",
+            f"patch embedding {type(model.patch_embed).__name__}", "only a plain PatchEmbed (no hybrid stem) is"
         )
     if not isinstance(model.patch_drop, nn.Identity):
         raise _refuse("patch dropout", "make the model with patch_drop_rate=0")
@@ -93,11 +68,11 @@ def _check_outside(model: Any) -> None:
         raise _refuse("open image size", "make the model with a fixed img_size")
     if min(model.patch_embed.grid_size) < 1:
         raise _refuse(f"image size {model.patch_embed.img_size}", "it is smaller than one patch")
-    pool = model.attn_pool
-    if pool is not None and (type(pool) is not AttentionPoolLatent or pool.pos_embed is not None):
-        raise _refuse(f"pool {type(pool).__name__}", "only class, mean and latent-attention pooling are reproduced")
+    pool, known = model.attn_pool, "only class, mean and latent-attention pooling are reproduced"
+    if pool is not None and (type(pool) is not layers.AttentionPoolLatent or pool.pos_embed is not None):
+        raise _refuse(f"pool {type(pool).__name__}", known)
     if pool is None and model.global_pool not in ("token", "avg"):
-        raise _refuse(f"pooling {model.global_pool!r}", "only class, mean and latent-attention pooling are reproduced")
+        raise _refuse(f"pooling {model.global_pool!r}", known)
 
 
 def _check_block(block: Any, index: int) -> None:
@@ -106,14 +81,15 @@ def _check_block(block: Any, index: int) -> None:
         kind = type(block).__name__
         why = "attention and MLP run in parallel" if "Parallel" in kind else "it is not a plain pre-norm Block"
         raise _refuse(f"{where} of type {kind}", why)
-    if type(block.attn) is not Attention:
+    if type(block.attn) is not layers.Attention:
         raise _refuse(f"{where} with {type(block.attn).__name__}", "only timm's plain Attention is reproduced")
     if block.attn.gate is not None:
         raise _refuse(f"{where} with gated attention", "only timm's plain Attention is reproduced")
     if type(block.attn.qkv) is not nn.Linear:
         raise _refuse(f"{where} with a {type(block.attn.qkv).__name__} for qkv", "it has to be a plain Linear")
+    norms = (block.norm1, block.norm2, block.attn.norm, block.attn.q_norm, block.attn.k_norm)
     parts = {
-        "norm": ((block.norm1, block.norm2, block.attn.norm, block.attn.q_norm, block.attn.k_norm), NORMS),
+        "norm": (norms, (*NORMS.values(), nn.Identity)),
         "MLP": ((block.mlp,), MLPS),
         "scale": ((block.ls1, block.ls2), SCALES),
         "drop path": ((block.drop_path1, block.drop_path2), PATHS),

@@ -1,7 +1,5 @@
 """The patch embedding as a reshape and one matrix product: the same numbers as timm's strided convolution, sooner."""
 
-from __future__ import annotations
-
 import copy
 from typing import Any
 
@@ -10,24 +8,15 @@ from timm.layers import Format, PatchEmbed
 from torch import Tensor, nn
 
 from patchslim.errors import PlanError
-from patchslim.hosts.shells import shell, whole
+from patchslim.hosts.shells import recast
 
 
-class MatmulPatchEmbed(nn.Module):
-    """Stands in for a timm PatchEmbed whose patches do not overlap; holds its parts under their own names."""
-
-    def __init__(self, embed: Any) -> None:
-        super().__init__()
-        self.proj, self.norm = embed.proj, embed.norm
-        self.img_size, self.patch_size = embed.img_size, embed.patch_size
-        self.grid_size, self.num_patches = embed.grid_size, embed.num_patches
-        self.flatten, self.output_fmt = embed.flatten, embed.output_fmt
-        self.strict_img_size, self.dynamic_img_pad = embed.strict_img_size, embed.dynamic_img_pad
-        self.replaced = shell(embed)
+class MatmulPatchEmbed(PatchEmbed):  # type: ignore[misc]
+    """Stands in for a timm PatchEmbed whose patches do not overlap, with its settings and parts."""
 
     def host_embed(self) -> nn.Module:
         """The embedding that this one stands in for, with the parts of this one."""
-        return whole(self.replaced, self)
+        return recast(self, PatchEmbed)
 
     def forward(self, images: Tensor) -> Tensor:
         """(B, C, H, W) → (B, N, d), patches row by row."""
@@ -51,12 +40,17 @@ def matmul_embed(embed: Any) -> nn.Module:
     fits = proj.kernel_size == proj.stride == tuple(embed.patch_size) and proj.groups == 1
     unpadded = proj.padding in ((0, 0), "valid") and tuple(proj.dilation) == (1, 1)
     same = type(proj) is nn.Conv2d and plain and fits and unpadded
-    return MatmulPatchEmbed(embed) if same else embed
+    return recast(embed, MatmulPatchEmbed) if same else embed
 
 
 def with_matmul_embed(model: nn.Module) -> nn.Module:
     """A copy of a host with the patch embedding of its slim models; where none is the same thing, with its own."""
-    faster: Any = copy.deepcopy(model)
-    if hasattr(faster, "patch_embed"):
-        faster.patch_embed = matmul_embed(faster.patch_embed)
+    faster = copy.deepcopy(model)
+    put_matmul_embed_(faster)
     return faster
+
+
+def put_matmul_embed_(model: Any) -> None:
+    """Put the faster stand-in into a model (changes it) where it has a patch embedding that it is the same as."""
+    if hasattr(model, "patch_embed"):
+        model.patch_embed = matmul_embed(model.patch_embed)

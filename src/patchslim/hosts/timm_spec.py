@@ -1,29 +1,26 @@
-"""A timm VisionTransformer as JSON-able settings, and back: so that a run folder needs no pickle and no name."""
-
-from __future__ import annotations
+"""A model of timm's blocks as JSON-able settings, and back: so that a run folder needs no pickle and no name."""
 
 from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
 import torch
-from timm.layers import GluMlp, Mlp, PatchEmbed, SwiGLU, get_act_layer
-from timm.layers import norm as timm_norms
-from timm.models.deit import VisionTransformerDistilled
-from timm.models.vision_transformer import VisionTransformer
+from timm.layers import GluMlp, SwiGLU, get_act_layer
 from torch import nn
 
 from patchslim.errors import UnsupportedModel
 from patchslim.hosts.shells import as_host
+from patchslim.hosts.timm_check import MLPS, MODELS, NORMS
+from patchslim.hosts.weights import shapes_of
+from patchslim.models import LVViT, ResidualScale, StemViT, T2TViT
 
-MODELS = {cls.__name__: cls for cls in (VisionTransformer, VisionTransformerDistilled)}
-MLPS = {cls.__name__: cls for cls in (Mlp, GluMlp, SwiGLU)}
-NORM_NAMES = ("LayerNorm", "LayerNormFp32", "RmsNorm", "RmsNormFp32", "SimpleNorm", "SimpleNormFp32")
-NORMS: dict[str, Any] = {"torch.LayerNorm": nn.LayerNorm} | {n: getattr(timm_norms, n) for n in NORM_NAMES}
+CLASSES: dict[str, Any] = {cls.__name__: cls for cls in (*MODELS, T2TViT, LVViT)}
+MLP_CLASSES = {cls.__name__: cls for cls in MLPS}
 # timm's own names first; torch's GELU is what VisionTransformer takes when no activation is named.
 ACTIVATIONS: dict[str, Any] = {"torch.GELU": nn.GELU} | {
     name: get_act_layer(name) for name in ("gelu", "gelu_tanh", "quick_gelu", "silu", "relu", "tanh")
 }
+UNTOLD = ("training", "grad_checkpointing", "weight_init_mode", "fix_init", "distilled_training")  # not of the network
 
 
 def describe(model: Any) -> dict[str, Any]:
@@ -32,23 +29,24 @@ def describe(model: Any) -> dict[str, Any]:
     spec = {"class": type(model).__name__, "kwargs": _kwargs(model), "pretrained_cfg": data_settings(model)}
     with torch.device("meta"):
         again = rebuild(spec)
-    if repr(again) != repr(model) or _plain(again) != _plain(model):
+    if _seen(again) != _seen(model):
         raise UnsupportedModel(
             f"This {type(model).__name__} has parts that its constructor's settings don't describe, "
-            "so it can't be saved as a run; make it with timm.create_model or VisionTransformer(...)."
+            f"so it can't be saved as a run; make it with timm.create_model or {type(model).__name__}(...)."
         )
     return spec
 
 
 def rebuild(spec: Mapping[str, Any]) -> nn.Module:
     """A model of these settings with fresh weights (on torch's current default device)."""
-    kwargs = dict(spec["kwargs"])
-    kwargs["norm_layer"] = _norm_from(kwargs["norm_layer"])
-    kwargs["act_layer"] = ACTIVATIONS[kwargs["act_layer"]]
-    kwargs["mlp_layer"] = _mlp_from(kwargs["mlp_layer"])
-    if kwargs.pop("embed_norm"):
-        kwargs["embed_norm_layer"] = kwargs["norm_layer"]
-    model: nn.Module = MODELS[spec["class"]](**kwargs)
+    cls, kwargs = CLASSES[spec["class"]], dict(spec["kwargs"])
+    if not issubclass(cls, StemViT):
+        kwargs["norm_layer"] = _layer(NORMS, kwargs["norm_layer"])
+        kwargs["act_layer"] = ACTIVATIONS[kwargs["act_layer"]]
+        kwargs["mlp_layer"] = _layer(MLP_CLASSES, kwargs["mlp_layer"])
+        if kwargs.pop("embed_norm"):
+            kwargs["embed_norm_layer"] = kwargs["norm_layer"]
+    model: nn.Module = cls(**kwargs)
     set_data_settings_(model, spec["pretrained_cfg"])
     return model
 
@@ -59,101 +57,112 @@ def set_data_settings_(model: Any, settings: Mapping[str, Any]) -> None:
     model.pretrained_cfg = model.default_cfg = config
 
 
-def _kwargs(model: Any) -> dict[str, Any]:
-    block, embed = model.blocks[0], model.patch_embed
-    norms = [module for module in (model.norm, model.fc_norm) if not isinstance(module, nn.Identity)]
-    return {
-        "img_size": list(embed.img_size),
-        "patch_size": list(embed.patch_size),
-        "in_chans": model.in_chans,
-        "num_classes": model.num_classes,
-        "global_pool": model.global_pool,
-        "embed_dim": model.embed_dim,
-        "depth": len(model.blocks),
-        "num_heads": block.attn.num_heads,
-        # Half a unit more than the hidden width, so that timm's int(dim · ratio) can't fall one short.
-        "mlp_ratio": (_mlp_width(block.mlp) + 0.5) / model.embed_dim,
-        "qkv_bias": block.attn.qkv.bias is not None,
-        "qk_norm": not isinstance(block.attn.q_norm, nn.Identity),
-        "scale_attn_norm": not isinstance(block.attn.norm, nn.Identity),
-        "scale_mlp_norm": not isinstance(block.mlp.norm, nn.Identity),
-        "proj_bias": block.attn.proj.bias is not None,
-        "init_values": getattr(block.ls1, "init_values", None),
-        "class_token": model.has_class_token,
-        "pos_embed": "none" if model.pos_embed is None else "learn",
-        "no_embed_class": model.no_embed_class,
-        "reg_tokens": model.num_reg_tokens,
-        "pre_norm": not isinstance(model.norm_pre, nn.Identity),
-        "final_norm": bool(norms),
-        "fc_norm": not isinstance(model.fc_norm, nn.Identity),
-        "pool_include_prefix": model.pool_include_prefix,
-        "dynamic_img_size": model.dynamic_img_size,
-        "dynamic_img_pad": embed.dynamic_img_pad,
-        "drop_rate": model.head_drop.p,
-        "pos_drop_rate": model.pos_drop.p,
-        "proj_drop_rate": block.attn.proj_drop.p,
-        "attn_drop_rate": block.attn.attn_drop.p,
-        "drop_path_rate": getattr(model.blocks[-1].drop_path1, "drop_prob", 0.0),
-        "norm_layer": _norm_spec(block.norm1),
-        "act_layer": _activation_name(block.mlp.act),
-        "mlp_layer": _mlp_spec(block.mlp),
-        "embed_norm": not isinstance(embed.norm, nn.Identity),
-    }
-
-
 def data_settings(model: nn.Module) -> dict[str, Any]:
     """What timm needs to make the model's own transform again."""
     config: Any = getattr(model, "pretrained_cfg", None) or {}
     if not isinstance(config, dict):
         config = config.to_dict()
     names = ("architecture", "tag", "input_size", "mean", "std", "interpolation", "crop_pct", "crop_mode")
-    return {name: _listed(config[name]) for name in names if config.get(name) is not None}
+    return listed({name: config[name] for name in names if config.get(name) is not None})
 
 
-def _listed(value: Any) -> Any:
-    return list(value) if isinstance(value, tuple) else value
+def listed(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings as JSON gives them back: lists where there are tuples."""
+    return {name: list(value) if isinstance(value, tuple) else value for name, value in settings.items()}
 
 
-def _plain(model: nn.Module) -> dict[str, Any]:
-    """Settings that repr does not show."""
-    public = {k: v for k, v in vars(model).items() if not k.startswith("_") and isinstance(v, (bool, int, str))}
-    embed: PatchEmbed = model.patch_embed
-    shapes = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
-    skipped = ("training", "grad_checkpointing", "weight_init_mode", "fix_init", "distilled_training")
-    return {k: v for k, v in public.items() if k not in skipped} | shapes | {"size": embed.img_size}
+def _seen(model: nn.Module) -> tuple[Any, ...]:
+    """All that tells two models apart but the numbers of their weights; `repr` does not show every setting."""
+    public = {name: own for name, own in vars(model).items() if not name.startswith("_") and name not in UNTOLD}
+    plain = {name: own for name, own in public.items() if isinstance(own, (bool, int, str))}
+    return repr(model), plain, shapes_of(model.state_dict()), _kwargs(model)
 
 
-def _mlp_width(mlp: Any) -> int:
-    first: nn.Linear = mlp.fc1_g if isinstance(mlp, SwiGLU) else mlp.fc1
-    return first.out_features
+def _kwargs(model: Any) -> dict[str, Any]:
+    block, stem = model.blocks[0], model.stem if isinstance(model, StemViT) else model.patch_embed
+    hidden = (block.mlp.fc1_g if isinstance(block.mlp, SwiGLU) else block.mlp.fc1).out_features
+    own = _t2t_kwargs if isinstance(model, T2TViT) else _lv_kwargs if isinstance(model, LVViT) else _vit_kwargs
+    return own(model) | {
+        "img_size": list(stem.img_size),
+        "in_chans": model.in_chans,
+        "num_classes": model.num_classes,
+        "embed_dim": model.embed_dim,
+        "depth": len(model.blocks),
+        "num_heads": block.attn.num_heads,
+        # Half a unit more than the hidden width, so that int(dim · ratio) can't fall one short.
+        "mlp_ratio": (hidden + 0.5) / model.embed_dim,
+        "qkv_bias": block.attn.qkv.bias is not None,
+        "attn_drop_rate": block.attn.attn_drop.p,
+        "drop_path_rate": getattr(model.blocks[-1].drop_path1, "drop_prob", 0.0),
+    }
 
 
-def _mlp_spec(mlp: Any) -> dict[str, Any]:
-    spec: dict[str, Any] = {"class": type(mlp).__name__}
-    if isinstance(mlp, GluMlp):
-        spec["gate_last"] = mlp.gate_last
-    return spec
+def _vit_kwargs(model: Any) -> dict[str, Any]:
+    block, embed = model.blocks[0], model.patch_embed
+    gate = {"gate_last": block.mlp.gate_last} if isinstance(block.mlp, GluMlp) else {}
+    return {
+        "patch_size": list(embed.patch_size),
+        "global_pool": model.global_pool,
+        "qk_norm": _does(block.attn.q_norm),
+        "scale_attn_norm": _does(block.attn.norm),
+        "scale_mlp_norm": _does(block.mlp.norm),
+        "proj_bias": block.attn.proj.bias is not None,
+        "init_values": getattr(block.ls1, "init_values", None),
+        "class_token": model.has_class_token,
+        "pos_embed": "none" if model.pos_embed is None else "learn",
+        "no_embed_class": model.no_embed_class,
+        "reg_tokens": model.num_reg_tokens,
+        "pre_norm": _does(model.norm_pre),
+        "final_norm": _does(model.norm) or _does(model.fc_norm),
+        "fc_norm": _does(model.fc_norm),
+        "pool_include_prefix": model.pool_include_prefix,
+        "dynamic_img_size": model.dynamic_img_size,
+        "dynamic_img_pad": embed.dynamic_img_pad,
+        "drop_rate": model.head_drop.p,
+        "pos_drop_rate": model.pos_drop.p,
+        "proj_drop_rate": block.attn.proj_drop.p,
+        "norm_layer": {"class": _name(NORMS, block.norm1, "norm"), "eps": block.norm1.eps},
+        "act_layer": _name(ACTIVATIONS, block.mlp.act, "activation"),
+        "mlp_layer": {"class": type(block.mlp).__name__} | gate,
+        "embed_norm": _does(embed.norm),
+    }
 
 
-def _mlp_from(spec: Mapping[str, Any]) -> Any:
-    settings = {name: value for name, value in spec.items() if name != "class"}
-    layer = MLPS[spec["class"]]
-    return partial(layer, **settings) if settings else layer
+def _t2t_kwargs(model: Any) -> dict[str, Any]:
+    stem = model.tokens_to_token
+    return {
+        "tokens_type": model.tokens_type,
+        "token_dim": stem.attention1.out_dim,
+        "splits": [list(split) for split in stem.splits],
+        "drop_rate": model.pos_drop.p,
+    }
 
 
-def _activation_name(activation: nn.Module) -> str:
-    for name, layer in ACTIVATIONS.items():
-        if type(activation) is layer:
+def _lv_kwargs(model: Any) -> dict[str, Any]:
+    scale, stem = model.blocks[0].ls1, model.patch_embed
+    return {
+        "patch_size": stem.patch_size[0],
+        "stem_width": stem.conv1.out_channels,
+        "skip_lam": scale.skip_lam if isinstance(scale, ResidualScale) else 1.0,
+        "readout": model.readout,
+        "drop_rate": model.pos_drop.p,
+    }
+
+
+def _does(module: nn.Module) -> bool:
+    """Whether a module does anything."""
+    return not isinstance(module, nn.Identity)
+
+
+def _name(layers: Mapping[str, Any], module: nn.Module, kind: str) -> str:
+    """Under which name a table has the class of a module."""
+    for name, layer in layers.items():
+        if type(module) is layer:
             return name
-    raise UnsupportedModel(f"The activation {type(activation).__name__} can't be written to a run folder.")
+    raise UnsupportedModel(f"The {kind} {type(module).__name__} can't be written to a run folder.")
 
 
-def _norm_spec(norm: Any) -> dict[str, Any]:
-    name = "torch.LayerNorm" if type(norm) is nn.LayerNorm else type(norm).__name__
-    if name not in NORMS:
-        raise UnsupportedModel(f"The norm {name} can't be written to a run folder.")
-    return {"class": name, "eps": norm.eps}
-
-
-def _norm_from(spec: Mapping[str, Any]) -> Any:
-    return partial(NORMS[spec["class"]], eps=spec["eps"])
+def _layer(layers: Mapping[str, Any], spec: Mapping[str, Any]) -> Any:
+    """A class and settings of its own, as timm takes layers."""
+    settings = {name: value for name, value in spec.items() if name != "class"}
+    return partial(layers[spec["class"]], **settings) if settings else layers[spec["class"]]

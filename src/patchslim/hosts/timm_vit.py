@@ -1,36 +1,70 @@
 """timm's VisionTransformer as a host: DeiT, DeiT-III, augreg, DINOv2, CLIP, SigLIP and their like."""
 
-from __future__ import annotations
-
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-import torch
+import torch.nn.functional as F
 from timm.layers import AttentionPoolLatent
 from timm.models.deit import VisionTransformerDistilled
 from torch import Tensor, nn
 
-from patchslim.hosts.base import BlockShape, HostInfo, Readout
+from patchslim.hosts.base import BlockShape, Host, HostInfo, Readout, weighted_mean
+from patchslim.hosts.block import BlockNames
+from patchslim.hosts.projections import FusedQkv
 from patchslim.hosts.shells import host_parameters
 from patchslim.hosts.timm_check import check
-from patchslim.hosts.timm_embed import matmul_embed
-from patchslim.hosts.timm_host import TimmHost
-from patchslim.hosts.timm_spec import describe
+from patchslim.hosts.timm_embed import put_matmul_embed_
+from patchslim.models.stem_vit import linear_macs
+
+BLOCK = BlockNames("norm1", "attn", "norm2", FusedQkv(), scales=("ls1", "ls2"), drops=("drop_path1", "drop_path2"))
+HEADS = ("head", "head_dist", "aux_head")  # the second is of distilled models, the third LV-ViT's
 
 
-class TimmViT(TimmHost):
+class TimmViT(Host):
     """A timm VisionTransformer seen as a patchslim host."""
 
-    heads = ("head", "head_dist")  # distilled models have one on each of two tokens
+    check = staticmethod(check)
 
-    def __init__(self, model: nn.Module) -> None:
-        check(model)
-        super().__init__(model, _info(model))
+    def __init__(self, model: nn.Module, info: HostInfo | None = None) -> None:
+        super().__init__(model, "blocks", BLOCK, info)
 
     @staticmethod
-    def info_of(model: nn.Module) -> HostInfo:
-        """The description of a host, or of the host a slim model was made from: nothing is checked."""
-        return _info(model)
+    def classifiers_of(model: nn.Module) -> Sequence[nn.Module]:
+        """Those of the names that a model has."""
+        return [getattr(model, name) for name in HEADS if hasattr(model, name)]
+
+    def described(self) -> HostInfo:
+        """The description of a host, or of the host a slim model was made from."""
+        model, embed = self.model, self.model.patch_embed
+        head_macs, head_macs_per_token = _head_macs(model)
+        return self._info(
+            embed,
+            family=f"timm {type(model).__name__}",
+            readout=_readout(model),
+            parameters=host_parameters(model, model.blocks),
+            embed_macs=embed.num_patches * embed.proj.weight.numel(),
+            head_macs=head_macs,
+            head_macs_per_token=head_macs_per_token,
+            head_reads_prefix=model.pool_include_prefix,
+        )
+
+    def _info(self, stem: Any, **own: Any) -> HostInfo:
+        """What all models with timm's blocks say alike, and what a family has found out of its own."""
+        model = self.model
+        return HostInfo(
+            name=model_name(model),
+            depth=len(model.blocks),
+            width=model.embed_dim,
+            heads=model.blocks[0].attn.num_heads,
+            prefix_tokens=model.num_prefix_tokens,
+            patches=stem.num_patches,
+            grid=tuple(stem.grid_size),
+            image_size=tuple(stem.img_size),
+            channels=model.in_chans,
+            classes=model.num_classes,
+            blocks=tuple(_block_shape(block) for block in model.blocks),
+            **own,
+        )
 
     def embed(self, images: Tensor) -> Tensor:
         """Z_0: images (B, C, H, W) → (B, p + N, d)."""
@@ -42,73 +76,31 @@ class TimmViT(TimmHost):
         model, x = self.model, self.model.norm(tokens)
         if weight is None or not self.info.reads_patches:
             return model.forward_head(x, pre_logits=True)
-        first = 0 if self.info.head_reads_prefix else self.info.prefix_tokens
-        x, weight = x[:, first:], weight[:, first:].to(x.dtype)
+        x, weight = x[:, self.info.first_pooled :], weight[:, self.info.first_pooled :].to(x.dtype)
         if self.info.readout == "attention-pool":
             pooled = model.attn_pool(x, attn_mask=weight.log()[:, None, None, :])
         else:
-            pooled = (x * weight[..., None]).sum(dim=1) / weight.sum(dim=1, keepdim=True)
+            pooled = weighted_mean(x, weight)
         return model.head_drop(model.fc_norm(pooled))
 
-    def readout_moment(self, tokens: Tensor) -> Tensor:
-        """R of the impact recursion: (B, n, d) → (B, n, n)."""
-        batch, n, _ = tokens.shape
-        if self.info.readout in ("class", "class+distillation"):
-            read = torch.zeros(n, device=tokens.device)
-            read[: 1 if self.info.readout == "class" else 2] = 1
-            return torch.diag(read).expand(batch, n, n)
-        first = 0 if self.info.head_reads_prefix else self.info.prefix_tokens
-        if self.info.readout == "mean":
-            row = torch.zeros(n, device=tokens.device)
-            row[first:] = 1 / (n - first)
-            return torch.outer(row, row).expand(batch, n, n)
-        rows = torch.zeros(batch, self.model.attn_pool.num_heads * self.model.attn_pool.latent_len, n)
-        rows = rows.to(tokens)
-        rows[:, :, first:] = _pool_attention(self.model.attn_pool, self.model.norm(tokens)[:, first:])
-        return rows.transpose(1, 2) @ rows / rows.shape[1]
+    def logits(self, tokens: Tensor) -> Tensor:
+        """The host's output: (B, n, d) → (B, classes)."""
+        return self.model.forward_head(self.model.norm(tokens))
+
+    def pool_rows(self, tokens: Tensor) -> Tensor:
+        """The attention pool's own rows: (B, n, d) → (B, H · latents, n), each summing to 1."""
+        pool, y = self.model.attn_pool, self.model.norm(tokens)[:, self.info.first_pooled :]
+        batch, n, _ = y.shape
+        q = pool.q(pool.latent.expand(batch, -1, -1)).reshape(batch, -1, pool.num_heads, pool.head_dim)
+        k = pool.kv(y).reshape(batch, n, 2, pool.num_heads, pool.head_dim)[:, :, 0]
+        q, k = pool.q_norm(q.transpose(1, 2)), pool.k_norm(k.transpose(1, 2))
+        rows = (q * pool.scale @ k.transpose(-2, -1)).float().softmax(dim=-1).flatten(1, 2)
+        return F.pad(rows, (self.info.first_pooled, 0)).to(tokens.dtype)
 
     def slimmed_(self, blocks: Sequence[nn.Module]) -> nn.Module:
         """Put slim blocks and the faster patch embedding in place of the model's own and return the model."""
-        self.model.patch_embed = matmul_embed(self.model.patch_embed)
+        put_matmul_embed_(self.model)
         return super().slimmed_(blocks)
-
-    def spec(self) -> Mapping[str, Any]:
-        """Settings from which `timm_spec.rebuild` makes the host again."""
-        return describe(self.model)
-
-
-def _pool_attention(pool: Any, y: Tensor) -> Tensor:
-    """The attention pool's own rows: y (B, n, d) → (B, H · latents, n), each summing to 1."""
-    batch, n, _ = y.shape
-    q = pool.q(pool.latent.expand(batch, -1, -1)).reshape(batch, -1, pool.num_heads, pool.head_dim)
-    k = pool.kv(y).reshape(batch, n, 2, pool.num_heads, pool.head_dim)[:, :, 0]
-    q, k = pool.q_norm(q.transpose(1, 2)), pool.k_norm(k.transpose(1, 2))
-    return (q * pool.scale @ k.transpose(-2, -1)).float().softmax(dim=-1).flatten(1, 2)
-
-
-def _info(model: Any) -> HostInfo:
-    embed = model.patch_embed
-    head_macs, head_macs_per_token = _head_macs(model)
-    return HostInfo(
-        name=model_name(model),
-        family=f"timm {type(model).__name__}",
-        depth=len(model.blocks),
-        width=model.embed_dim,
-        heads=model.blocks[0].attn.num_heads,
-        prefix_tokens=model.num_prefix_tokens,
-        patches=embed.num_patches,
-        grid=tuple(embed.grid_size),
-        readout=_readout(model),
-        image_size=tuple(embed.img_size),
-        channels=model.in_chans,
-        classes=model.num_classes,
-        parameters=host_parameters(model, model.blocks),
-        blocks=tuple(block_shape(block) for block in model.blocks),
-        embed_macs=embed.num_patches * embed.proj.weight.numel(),
-        head_macs=head_macs,
-        head_macs_per_token=head_macs_per_token,
-        head_reads_prefix=model.pool_include_prefix,
-    )
 
 
 def model_name(model: nn.Module) -> str:
@@ -126,25 +118,13 @@ def _readout(model: Any) -> Readout:
     return "class" if model.global_pool == "token" else "mean"
 
 
-def linear_macs(module: nn.Module) -> int:
-    """Multiply-accumulates per token: the weights of its linear layers."""
-    return sum(part.weight.numel() for part in module.modules() if isinstance(part, nn.Linear))
-
-
-def block_shape(block: Any) -> BlockShape:
-    """Widths of a timm `Block`."""
-    return BlockShape(
-        width=block.attn.qkv.in_features,
-        attention_width=block.attn.attn_dim,
-        mlp_macs=linear_macs(block.mlp),
-    )
+def _block_shape(block: Any) -> BlockShape:
+    return BlockShape(block.attn.qkv.in_features, block.attn.attn_dim, linear_macs(block.mlp))
 
 
 def _head_macs(model: Any) -> tuple[int, int]:
     """(fixed, per token read) of pooling and classifier."""
-    heads = [model.head, getattr(model, "head_dist", nn.Identity())]
-    fixed = sum(linear_macs(head) for head in heads)
-    pool = model.attn_pool
+    fixed, pool = sum(map(linear_macs, TimmViT.classifiers_of(model))), model.attn_pool
     if pool is None:
         return fixed, 0
     per_latent = sum(linear_macs(part) for part in (pool.q, pool.proj, pool.mlp) if part is not None)

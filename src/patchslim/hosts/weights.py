@@ -1,7 +1,5 @@
 """Weights from safetensors files, checked before they touch a model. Nothing is unpickled here."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Mapping
 from pathlib import Path
@@ -77,6 +75,11 @@ def misfit(model: nn.Module, weights: Mapping[str, Tensor], partial: bool = Fals
         if tensor.shape != own[name].shape:
             return f"{name} has shape {tuple(tensor.shape)} where the model has {tuple(own[name].shape)}"
     return None
+
+
+def shapes_of(weights: Mapping[str, Tensor]) -> dict[str, tuple[int, ...]]:
+    """Shapes by name."""
+    return {name: tuple(tensor.shape) for name, tensor in weights.items()}
 
 
 def _few(names: list[str]) -> str:

@@ -99,8 +99,8 @@ def attend(q: Tensor, k: Tensor, v: Tensor, size: Tensor | None, scale: float) -
 
 
 def _tile(tokens: int, line: int) -> tuple[int, int, int]:
-    """Rows, keys and stages of a program, fast on an H200 (docs/decisions.md): for few tokens of a batch many programs
-    of few rows, else larger ones; smaller where lines of so many bytes would not fit."""
+    """Rows, keys and stages of a program, fast on an H200 (docs/notebook/decisions.md): for few tokens of a batch many
+    programs of few rows, else larger ones; smaller where lines of so many bytes would not fit."""
     if line > LINE:
         return 64, 32, 2
     return (16, 128, 2) if tokens <= FEW_ROWS else (64, 32, 3)

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 # What a patch weighs that the class token does not attend to, beside 1 for the average and before it is squared;
-# docs/decisions.md.
+# docs/notebook/decisions.md.
 LEARNT_FLOOR = 0.1
 TINY = 1e-6
 

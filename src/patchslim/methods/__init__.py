@@ -3,7 +3,18 @@
 from importlib import import_module
 from pkgutil import iter_modules
 
-from patchslim.methods.base import DEFAULT, Fitted, Method, describe, make, names, package_of, register, settings_of
+from patchslim.methods.base import (
+    DEFAULT,
+    PLAINEST,
+    Fitted,
+    Method,
+    describe,
+    make,
+    names,
+    package_of,
+    register,
+    settings_of,
+)
 from patchslim.methods.run import fit, model_of
 from patchslim.methods.task import Task
 
@@ -29,6 +40,7 @@ __all__ = [
     "DEFAULT",
     "DPS",
     "HVT",
+    "PLAINEST",
     "PS",
     "SCOP",
     "VTP",

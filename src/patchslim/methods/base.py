@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from patchslim.methods.task import Task
 
 DEFAULT = "merge"
+PLAINEST = "drop"  # whose blocks only slice: what the demo shows beside the default
 GROUPS = ("ours", "the paper", "baselines", "other papers", "other packages")  # in the order of lists
 GROUP = "patchslim.methods"  # entry points of other packages
 

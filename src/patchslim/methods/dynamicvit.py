@@ -21,7 +21,7 @@ from patchslim.methods.rates import rates, stages
 from patchslim.methods.task import Task
 from patchslim.methods.tome import reads_only
 from patchslim.plan import make_plan
-from patchslim.recover.outputs import Outputs
+from patchslim.recover.networks import Outputs
 from patchslim.slim.assemble import fingerprint, own_weights
 from patchslim.steps import Step
 from patchslim.steps.dynamicvit import DynamicViT as DynamicViTStep

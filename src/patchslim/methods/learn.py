@@ -12,8 +12,8 @@ from patchslim.errors import MethodError
 from patchslim.hosts import Host
 from patchslim.methods.task import Task
 from patchslim.recover import RecoverConfig
-from patchslim.recover.distill import Distillation
-from patchslim.recover.outputs import Outputs, outputs
+from patchslim.recover.losses import Distillation
+from patchslim.recover.networks import Outputs, outputs
 
 Loss = Callable[[Host, Tensor, Outputs], Tensor]  # frozen host, images (B, C, H, W), what the host says of them → ()
 

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from patchslim.hosts import Host
 from patchslim.kernels.attention import Mix
-from patchslim.recover.outputs import Outputs
+from patchslim.recover.networks import Outputs
 
 TINY = 1e-6
 NOTHING = 1e-30  # added to weights that a pool reads: it may take their logarithm, or divide by their sum

@@ -20,7 +20,7 @@ from patchslim.methods.masked import outputs_under, weighted
 from patchslim.methods.task import Task
 from patchslim.methods.tome import reads_only
 from patchslim.plan import make_plan
-from patchslim.recover.outputs import Outputs
+from patchslim.recover.networks import Outputs
 from patchslim.steps import Step
 from patchslim.steps.keep import Keep
 from patchslim.steps.power import Power as PowerStep

@@ -17,7 +17,7 @@ from patchslim.methods.learn import Lessons, check_epochs
 from patchslim.methods.rates import rates
 from patchslim.methods.task import Task
 from patchslim.plan import static_plan, static_steps
-from patchslim.recover.outputs import Outputs
+from patchslim.recover.networks import Outputs
 
 LEARNING_RATE = 0.02  # of the shares β, which begin at one half
 

@@ -17,7 +17,7 @@ from patchslim.macs import head_macs
 from patchslim.methods.base import Fitted, Method, register
 from patchslim.methods.learn import Lessons, check_epochs
 from patchslim.methods.task import Task
-from patchslim.recover.outputs import Outputs, outputs
+from patchslim.recover.networks import Outputs, outputs
 
 LEARNING_RATE = 0.02  # of the gates, which begin at 1
 PRICE = 1e-4  # λ on the sum of the gates' magnitudes, the paper's

@@ -1,10 +1,8 @@
 """LV-ViT (*All Tokens Matter: Token Labeling for Training Better Vision Transformers*, Jiang et al., NeurIPS 2021),
 with the official parameter names, registered with timm."""
 
-from __future__ import annotations
-
 import math
-from typing import Any, Literal, Unpack, get_args
+from typing import Any, Literal, get_args
 
 import torch
 import torch.nn.functional as F
@@ -12,8 +10,7 @@ from timm.layers import to_2tuple, trunc_normal_
 from torch import Tensor, nn
 
 from patchslim.errors import UnsupportedModel
-from patchslim.models.register import register
-from patchslim.models.stem_vit import BlockSettings, StemViT, check_grid, linear_or_nothing
+from patchslim.models.stem_vit import Stem, StemViT, linear_or_nothing, register
 
 HeadReadout = Literal["class+auxiliary", "class"]
 AUXILIARY = 0.5  # how much the auxiliary head counts beside the class head
@@ -35,21 +32,17 @@ class ResidualScale(nn.Module):
         return f"skip_lam={self.skip_lam}"
 
 
-class ConvStem(nn.Module):
+class ConvStem(Stem):
     """Three convolutions at half the resolution, then one that makes the patches."""
 
     def __init__(
         self, img_size: tuple[int, int], patch_size: int, in_chans: int, stem_width: int, embed_dim: int
     ) -> None:
-        super().__init__()
-        self.inner_size = (math.ceil(img_size[0] / 2), math.ceil(img_size[1] / 2))  # the image's size after conv1
-        self.img_size, self.patch_size = img_size, (patch_size, patch_size)
         if patch_size % 2:
             raise UnsupportedModel(f"LV-ViT's patches have an even side, not {patch_size}.")
-        side = patch_size // 2
-        self.grid_size = (self.inner_size[0] // side, self.inner_size[1] // side)
-        check_grid(img_size, self.grid_size, patch_size)
-        self.num_patches = math.prod(self.grid_size)
+        inner, side = (math.ceil(img_size[0] / 2), math.ceil(img_size[1] / 2)), patch_size // 2
+        super().__init__(img_size, (inner[0] // side, inner[1] // side), patch_size)
+        self.inner_size = inner  # the image's size after conv1
         self.conv1 = nn.Conv2d(in_chans, stem_width, 7, stride=2, padding=3, bias=False)
         self.conv2 = nn.Conv2d(stem_width, stem_width, 3, padding=1, bias=False)
         self.conv3 = nn.Conv2d(stem_width, stem_width, 3, padding=1, bias=False)
@@ -88,7 +81,7 @@ class LVViT(StemViT):
         *,
         skip_lam: float = 1.0,
         readout: HeadReadout = "class+auxiliary",
-        **of_blocks: Unpack[BlockSettings],
+        **of_blocks: Any,  # as StemViT takes them
     ) -> None:
         if readout not in get_args(HeadReadout):
             raise UnsupportedModel(

@@ -1,42 +1,51 @@
-"""What T2T-ViT and LV-ViT have in common: a stem that makes the patches, then a plain pre-norm ViT of timm's blocks."""
+"""What T2T-ViT and LV-ViT have in common: a stem that makes the patches, then a plain pre-norm ViT of timm's blocks.
 
-from __future__ import annotations
+A table of variants becomes timm models: `timm.create_model(name, **settings)`.
+"""
 
-from typing import Any, Protocol, TypedDict
+import math
+import sys
+from collections.abc import Mapping
+from typing import Any
 
 import torch
 from timm.layers import trunc_normal_
-from timm.models import checkpoint_seq
+from timm.models import build_model_with_cfg, checkpoint_seq, generate_default_cfgs, register_model
 from timm.models.vision_transformer import Block
 from torch import Tensor, nn
 
 from patchslim.errors import DataError, UnsupportedModel
 
+IMAGENET: dict[str, Any] = {
+    "input_size": (3, 224, 224),
+    "num_classes": 1000,
+    "crop_pct": 0.9,
+    "interpolation": "bicubic",
+    "mean": (0.485, 0.456, 0.406),
+    "std": (0.229, 0.224, 0.225),
+    "classifier": "head",
+}
+REGISTERED: dict[str, dict[str, Any]] = {}  # all models registered here, and their settings
 
-class Stem(Protocol):
-    """What makes patches from an image."""
 
-    img_size: tuple[int, int]
-    patch_size: tuple[int, int]
-    grid_size: tuple[int, int]
-    num_patches: int
+class Stem(nn.Module):
+    """What makes patches from an image: (B, C, H, W) → (B, N, d), patches row by row."""
+
+    def __init__(self, img_size: tuple[int, int], grid: tuple[int, int], patch: int) -> None:
+        """Raises UnsupportedModel unless there is one patch for every whole `patch` pixels, as positions expect."""
+        super().__init__()
+        height, width = img_size
+        if grid != (height // patch, width // patch) or min(grid) < 1:
+            raise UnsupportedModel(
+                f"Images of {height}×{width} pixels don't fit this model's patches; "
+                f"make both sides multiples of {patch}."
+            )
+        self.img_size, self.patch_size, self.grid_size = img_size, (patch, patch), grid
+        self.num_patches = math.prod(grid)
 
     def macs(self) -> int:
         """Multiply-accumulates per image."""
-
-    def __call__(self, images: Tensor) -> Tensor:
-        """(B, C, H, W) → (B, N, d), patches row by row."""
-
-
-class BlockSettings(TypedDict, total=False):
-    """What both networks leave to `StemViT`, and its defaults."""
-
-    num_heads: int
-    mlp_ratio: float
-    qkv_bias: bool
-    drop_rate: float
-    attn_drop_rate: float
-    drop_path_rate: float
+        raise NotImplementedError
 
 
 class StemViT(nn.Module):
@@ -48,7 +57,7 @@ class StemViT(nn.Module):
 
     def __init__(
         self,
-        stem: nn.Module,
+        stem: Stem,
         *,
         in_chans: int,
         num_classes: int,
@@ -69,21 +78,9 @@ class StemViT(nn.Module):
         self.cls_token = nn.Parameter(torch.zeros(1, 1, embed_dim))
         self.pos_drop = nn.Dropout(drop_rate)
         rates = torch.linspace(0, drop_path_rate, depth, device="cpu").tolist()  # stochastic depth grows with depth
-        self.blocks = nn.Sequential(
-            *(
-                Block(
-                    embed_dim,
-                    num_heads,
-                    mlp_ratio,
-                    qkv_bias=qkv_bias,
-                    proj_drop=drop_rate,
-                    attn_drop=attn_drop_rate,
-                    drop_path=rate,
-                    norm_layer=nn.LayerNorm,
-                )
-                for rate in rates
-            )
-        )
+        drops = {"proj_drop": drop_rate, "attn_drop": attn_drop_rate}
+        own = {"qkv_bias": qkv_bias, "norm_layer": nn.LayerNorm} | drops
+        self.blocks = nn.Sequential(*(Block(embed_dim, num_heads, mlp_ratio, drop_path=rate, **own) for rate in rates))
         self.norm = nn.LayerNorm(embed_dim)
         self.head = linear_or_nothing(embed_dim, num_classes)
 
@@ -163,11 +160,29 @@ def linear_or_nothing(width: int, classes: int) -> nn.Module:
     return nn.Linear(width, classes) if classes > 0 else nn.Identity()
 
 
-def check_grid(img_size: tuple[int, int], grid: tuple[int, int], patch: int) -> None:
-    """Raise UnsupportedModel unless a stem gives one patch for every whole `patch` pixels, as positions expect."""
-    wanted = tuple(side // patch for side in img_size)
-    if grid != wanted or min(grid) < 1:
-        height, width = img_size
-        raise UnsupportedModel(
-            f"Images of {height}×{width} pixels don't fit this model's patches; make both sides multiples of {patch}."
-        )
+def linear_macs(module: nn.Module) -> int:
+    """Multiply-accumulates per token: the weights of its linear layers."""
+    return sum(part.weight.numel() for part in module.modules() if isinstance(part, nn.Linear))
+
+
+def register(cls: type[nn.Module], variants: Mapping[str, Mapping[str, Any]], **prepared: Mapping[str, Any]) -> None:
+    """Register a class under some names, each with its settings; `prepared` are changes to how images are prepared."""
+    module: Any = sys.modules[cls.__module__]
+    configs = {name: IMAGENET | dict(prepared.get(name, {})) for name in variants}
+    module.default_cfgs = generate_default_cfgs(configs)  # where timm looks for them
+    for name, settings in variants.items():
+        entry = _entry(cls, name, settings)
+        setattr(module, name, entry)
+        register_model(entry)
+        REGISTERED[name] = dict(settings)
+
+
+def _entry(cls: type[nn.Module], name: str, usual: Mapping[str, Any]) -> Any:
+    def make(pretrained: bool = False, **settings: Any) -> nn.Module:
+        model: nn.Module = build_model_with_cfg(cls, name, pretrained, **dict(usual) | settings)
+        return model
+
+    make.__name__ = make.__qualname__ = name
+    make.__module__ = cls.__module__
+    make.__doc__ = f"{cls.__name__} with {', '.join(f'{key}={value!r}' for key, value in usual.items())}."
+    return make

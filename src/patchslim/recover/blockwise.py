@@ -1,37 +1,85 @@
 """Block-wise reconstruction: block after block learns to give what the host's block gave, from the tokens that the
 slim network really has there. The host's features are the target, so no labels are needed, and each block is small."""
 
-from __future__ import annotations
-
 import copy
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from patchslim.data.sample import choose
+from patchslim.data.items import choose
 from patchslim.events import Listener
 from patchslim.evidence.network import relative_error
 from patchslim.hosts import Host
 from patchslim.plan import SlimPlan
 from patchslim.recover.config import RecoverConfig
-from patchslim.recover.groups import choose_learning_, two_rates
-from patchslim.recover.outputs import through
-from patchslim.recover.parts import Parts
-from patchslim.recover.rows import Rows
-from patchslim.recover.streams import Pair, Streams
+from patchslim.recover.images import Parts
+from patchslim.recover.learning import choose_learning_, two_rates
+from patchslim.recover.networks import pair_rows, through
+from patchslim.slim import State
 
 STAGE = "blocks"
+
+Batches = Callable[[], Iterator[tuple[Tensor, Tensor]]]
+# What enters the next block: of the slim network, and Z_l of the host (B, p + N, d).
+Pair = tuple[Tensor | State, Tensor]
+
+
+class Streams:
+    """What enters block `layer` + 1 of both networks, in batches of one fixed composition; `advance` goes on by one
+    block. Cached within a bound on memory and computed again past it."""
+
+    def __init__(self, student: Host, teacher: Host, batches: Batches, config: RecoverConfig) -> None:
+        self.student, self.teacher, self.batches, self.config = student, teacher, batches, config
+        self.device = next(student.model.parameters()).device
+        self.layer = 0
+        self.stored: list[Pair] = []
+        used, self.whole = 0, True
+        for images, _ in batches():
+            pair = self._start(images)
+            batch, tokens, width = pair[1].shape
+            used += (2 * 4 * width + tokens) * batch * tokens  # in bytes; where images choose, the sources come to it
+            if used > config.cache_gib * 2**30:
+                self.whole = False
+                break
+            self.stored.append(pair)
+
+    def advance(self) -> None:
+        """Go through the next block, as it is now."""
+        self.stored = [self._through(pair, self.layer) for pair in self.stored]
+        self.layer += 1
+
+    def __iter__(self) -> Iterator[Pair]:
+        yield from self.stored
+        if self.whole:
+            return
+        for index, (images, _) in enumerate(self.batches()):
+            if index >= len(self.stored):
+                pair = self._start(images)
+                for layer in range(self.layer):
+                    pair = self._through(pair, layer)
+                yield pair
+
+    @torch.no_grad()
+    def _start(self, images: Tensor) -> Pair:
+        images = images.to(self.device)
+        with self.config.autocast(self.device):
+            return self.student.embed(images).float(), self.teacher.embed(images).float()
+
+    @torch.no_grad()
+    def _through(self, pair: Pair, layer: int) -> Pair:
+        with self.config.autocast(self.device):
+            _, x = through(self.student.blocks[layer], pair[0], tracks=True)
+            return x, self.teacher.blocks[layer](pair[1], None)
 
 
 class Blockwise:
     """Tunes the blocks of one slim network, first to last, each on what the tuned ones before it give."""
 
     def __init__(self, student: Host, teacher: Host, plan: SlimPlan, config: RecoverConfig) -> None:
-        self.student, self.teacher, self.config = student, teacher, config
+        self.student, self.teacher, self.plan, self.config = student, teacher, plan, config
         self.device = next(student.model.parameters()).device
-        self.rows = Rows(plan)
         choose_learning_(student, classifier=False)
 
     def run_(
@@ -96,7 +144,7 @@ class Blockwise:
         with torch.no_grad():
             target = self.teacher.blocks[layer - 1](pair[1], None)
         if layer < self.student.info.depth:
-            return relative_error(*self.rows.pair(layer, output, target))
+            return relative_error(*pair_rows(self.plan, layer, output, target))
         with torch.no_grad():
             wanted = self.teacher.features(target)
         return relative_error(self.student.features(read), wanted)

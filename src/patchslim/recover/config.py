@@ -1,7 +1,5 @@
 """The settings of a recovery."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import asdict, dataclass
 from typing import Any, Literal, get_args
@@ -13,6 +11,11 @@ from patchslim.errors import RecoverError
 Amp = Literal["auto", "bf16", "off"]
 
 USUAL_STEPS, MOST_EPOCHS = 5_000, 100  # of distillation, unless said otherwise
+_FROM_ZERO = (
+    *("epochs", "block_epochs", "supervised_epochs", "weight_decay", "mixup", "cutmix", "seed"),
+    *("feature_weight", "patch_weight", "distill_weight", "token_weight", "cache_gib", "pictures_gib"),
+)
+_FROM_ONE = ("batch_size", "block_batch_size", "block_images", "patience")
 
 
 @dataclass(frozen=True)
@@ -59,10 +62,11 @@ class RecoverConfig:
     def __post_init__(self) -> None:
         if self.amp not in get_args(Amp):
             raise RecoverError(f"There is no amp {self.amp!r}; choose one of {', '.join(get_args(Amp))}.")
-        for name, low in _LEAST.items():
-            value = getattr(self, name)
-            if value is not None and not low <= value < math.inf:
-                raise RecoverError(f"{name} has to be a number from {low} on, not {value}.")
+        for low, names in ((0, _FROM_ZERO), (1, _FROM_ONE)):
+            for name in names:
+                value = getattr(self, name)
+                if value is not None and not low <= value < math.inf:
+                    raise RecoverError(f"{name} has to be a number from {low} on, not {value}.")
         for name in ("learning_rate", "block_learning_rate", "vector_factor", "temperature", "clip"):
             if not 0 < getattr(self, name) < math.inf:
                 raise RecoverError(f"{name} has to be a number above 0, not {getattr(self, name)}.")
@@ -90,24 +94,3 @@ class RecoverConfig:
     def as_dict(self) -> dict[str, Any]:
         """The settings as JSON-able values."""
         return asdict(self)
-
-
-_LEAST: dict[str, float] = {
-    "epochs": 0,
-    "block_epochs": 0,
-    "supervised_epochs": 0,
-    "batch_size": 1,
-    "block_batch_size": 1,
-    "block_images": 1,
-    "patience": 1,
-    "weight_decay": 0,
-    "feature_weight": 0,
-    "patch_weight": 0,
-    "distill_weight": 0,
-    "token_weight": 0,
-    "mixup": 0,
-    "cutmix": 0,
-    "cache_gib": 0,
-    "pictures_gib": 0,
-    "seed": 0,
-}

@@ -1,12 +1,11 @@
 """The one training loop: distillation and supervised training differ only in their loss and their views."""
 
-from __future__ import annotations
-
 import math
 import time
 import warnings
-from collections.abc import Callable, Iterator
-from typing import Any, Protocol
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from typing import Any
 
 import torch
 from timm.layers import DropPath
@@ -17,27 +16,13 @@ from patchslim.errors import PatchslimWarning
 from patchslim.events import Listener
 from patchslim.hosts import Host
 from patchslim.recover.config import RecoverConfig
-from patchslim.recover.graphed import Graphed
-from patchslim.recover.groups import choose_learning_
-from patchslim.recover.parts import Parts
-from patchslim.recover.train_state import TrainState
-from patchslim.recover.views import Views
+from patchslim.recover.images import Parts, Views
+from patchslim.recover.learning import TrainState, choose_learning_
+from patchslim.recover.losses import Distillation, Supervised
 from patchslim.slim import rectangular
 
 LOOK = 50  # steps between two looks at the loss: each makes the host wait for the device
-
-
-class Objective(Protocol):
-    """What a training minimises."""
-
-    name: str
-    labels: bool  # whether it reads labels: then the classifier learns too, and everything at one rate
-
-    def loss(self, student: Host, images: Tensor, labels: Tensor) -> Tensor:
-        """Of a batch of training views, on their device: ()."""
-
-    def held_out_loss(self, student: Host, images: Tensor, labels: Tensor) -> Tensor:
-        """Of a batch of held-out images: ()."""
+WARM_UP = 3  # steps before one is recorded, in which libraries set themselves up
 
 
 class Training:
@@ -46,7 +31,7 @@ class Training:
     def __init__(
         self,
         student: Host,
-        objective: Objective,
+        objective: Distillation | Supervised,
         parts: Parts,
         views: Views,
         config: RecoverConfig,
@@ -57,23 +42,21 @@ class Training:
         self.views, self.epochs, self.listen = views, epochs, listen
         self.device = next(student.model.parameters()).device
         self.stage = sum(objective.name.encode())  # stages draw different random numbers
-        self.order = self._order(0)
+        count = len(parts.training)
+        self.order = Order(count, min(config.batch_size, count), epochs, mix(config.seed, self.stage))
         self.learning = choose_learning_(student, classifier=objective.labels)
         factor = 1.0 if objective.labels else config.vector_factor
         self.state = TrainState(student, config, epochs, self.order.steps, factor)
+        # A step can be recorded on a GPU, but labels bring random mixing and thresholds batches of changing shape.
+        self.records = self.device.type == "cuda" and not objective.labels and rectangular(student.model)
         self.graphed: Graphed | None = None
-
-    def _order(self, first: int) -> Order:
-        count = len(self.parts.training)
-        seed = mix(self.config.seed, self.stage)
-        return Order(count, min(self.config.batch_size, count), self.epochs, seed, first)
 
     def run_(self, save: Callable[[TrainState], None]) -> dict[str, Any]:
         """Train to the end, or until held-out images stop it, and leave the best weights seen in the student."""
         state, stopped = self.state, "finished"
         if state.best_loss == math.inf:
             state.best_loss = state.start_loss = self.held_out_loss(self.student)
-        batches = self.views.batches(self.parts.training, self._order(state.epoch), self.device)
+        batches = self.views.batches(self.parts.training, replace(self.order, first=state.epoch), self.device)
         while state.epoch < self.epochs:
             if state.since >= self.config.patience:
                 stopped = "patience"
@@ -84,7 +67,9 @@ class Training:
             save(state)
         self.student.model.load_state_dict(state.best)
         if stopped == "diverged":
-            warnings.warn(_diverged(self.objective.name, state.best_epoch), PatchslimWarning, stacklevel=2)
+            weights = f"of epoch {state.best_epoch}" if state.best_epoch else "it began with"
+            what = f"The loss of the {self.objective.name} was not finite any more; the weights {weights} are kept."
+            warnings.warn(f"{what} Lower the learning rate.", PatchslimWarning, stacklevel=2)
         result = {"stage": self.objective.name, "epochs": state.epoch, "best_epoch": state.best_epoch}
         result |= {"before": state.start_loss, "after": state.best_loss, "stopped": stopped}
         self.listen({"event": "diverged" if stopped == "diverged" else "trained"} | result)
@@ -131,16 +116,12 @@ class Training:
 
     def _gradients_(self, images: Tensor, labels: Tensor) -> Tensor:
         """The loss of a batch, its gradients left in the parameters."""
-        if self.graphed is None and self._can_record():
+        if self.graphed is None and self.records:
             self.graphed = Graphed(lambda batch: self._backward_(batch, labels), self.learning, images)
         if self.graphed is not None and self.graphed.fits(images):
             return self.graphed(images)
         self.state.optimizer.zero_grad()
         return self._backward_(images, labels)
-
-    def _can_record(self) -> bool:
-        """Labels bring random mixing, thresholds batches of changing shape."""
-        return self.device.type == "cuda" and not self.objective.labels and rectangular(self.student.model)
 
     def _backward_(self, images: Tensor, labels: Tensor) -> Tensor:
         with self.config.autocast(self.device):
@@ -166,6 +147,50 @@ def _drop_paths(model: nn.Module, on: bool) -> None:
             module.train(on)
 
 
-def _diverged(stage: str, epoch: int) -> str:
-    weights = f"of epoch {epoch}" if epoch else "it began with"
-    return f"The loss of the {stage} was not finite any more; the weights {weights} are kept. Lower the learning rate."
+class Graphed:
+    """The loss of a batch and its gradients, as a CUDA graph of one batch shape: recorded once and replayed, because on
+    a GPU a small network's step is bound by the launching of kernels.
+
+    What it computes has to be the same kernels for every batch: no choice made on the host, no waiting for the device.
+    """
+
+    def __init__(
+        self, backward: Callable[[Tensor], Tensor], parameters: Sequence[nn.Parameter], images: Tensor
+    ) -> None:
+        """`backward` maps images to a loss whose gradients it has added to the parameters'."""
+        self.parameters, self.images = parameters, images.clone()
+        with torch.cuda.device(images.device):
+            self._warm_up(backward)
+            self.graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(self.graph):
+                self.loss = backward(self.images)
+        self.gradients = [parameter.grad for parameter in parameters]
+
+    def _warm_up(self, backward: Callable[[Tensor], Tensor]) -> None:
+        """Run beside the stream at work, as recordings want it; leaves no gradients, so that the recording makes its
+        own, which each replay writes over."""
+        beside = torch.cuda.Stream()
+        beside.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(beside):
+            for _ in range(WARM_UP):
+                _forget(self.parameters)
+                backward(self.images)
+        torch.cuda.current_stream().wait_stream(beside)
+        _forget(self.parameters)
+
+    def fits(self, images: Tensor) -> bool:
+        """Whether a batch has the recorded shape."""
+        return images.shape == self.images.shape
+
+    def __call__(self, images: Tensor) -> Tensor:
+        """The loss; the gradients are where an optimiser looks for them."""
+        self.images.copy_(images)
+        for parameter, gradient in zip(self.parameters, self.gradients, strict=True):
+            parameter.grad = gradient
+        self.graph.replay()
+        return self.loss.clone()
+
+
+def _forget(parameters: Sequence[nn.Parameter]) -> None:
+    for parameter in parameters:
+        parameter.grad = None

@@ -72,7 +72,8 @@ def about(table: Table, compared: str = "from the base and from the first at the
         f"{speed['dtype']}, each row beside the base."
     )
     if recovery is not None:
-        epochs = "usual epochs" if recovery["epochs"] is None else f"{recovery['epochs']} epochs"
+        asked = recovery["epochs"]
+        epochs = "usual epochs" if asked is None else f"{asked} epoch{'' if asked == 1 else 's'}"
         words += f" Recovered: {epochs} on {table['train']['count']:,} images, the same for all rows."
     return words
 

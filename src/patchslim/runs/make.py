@@ -1,7 +1,5 @@
 """Making run folders: fit a method, apply its plan, write; and going on with what was interrupted."""
 
-from __future__ import annotations
-
 import shutil
 import sys
 import time
@@ -19,7 +17,7 @@ from patchslim.folder import check_folder, check_started, working
 from patchslim.hosts import inspect
 from patchslim.hosts.weights import write_weights
 from patchslim.macs import count_macs, host_macs
-from patchslim.methods import Fitted, Task, fit
+from patchslim.methods import Task, fit
 from patchslim.plan import SPEED, SlimPlan
 from patchslim.runs.store import CONFIG, HOST_WEIGHTS, METRICS, PLAN, SEARCH, holds_run, load, write_run
 from patchslim.slim import apply, own_keys
@@ -46,12 +44,6 @@ def check_runs_folder(folder: Path, resume: bool, sweep: bool) -> None:
     check_folder(folder, resume, holds_run)
 
 
-def check_plans(method: Any) -> None:
-    """Raise RunError, before any work, for a method whose models no plan describes."""
-    if not getattr(method, "plans", True):
-        raise RunError(WITHOUT_A_PLAN)
-
-
 def make_runs(
     task: Task, method: Any, folder: Path, started: Mapping[str, Any], ratios: Sequence[float] = ()
 ) -> dict[Path, Metrics]:
@@ -60,7 +52,8 @@ def make_runs(
     `started` says what the run is made from; an interrupted one goes on only if it is the same. Finished runs are left
     alone.
     """
-    check_plans(method)
+    if not getattr(method, "plans", True):  # before any work
+        raise RunError(WITHOUT_A_PLAN)
     sweep = len(ratios) > 1
     if not sweep and (folder / PLAN).exists():
         return {folder: finished(folder, started)}
@@ -85,20 +78,14 @@ def make_runs(
 
 def _make(task: Task, method: Any, folder: Path, started: Mapping[str, Any]) -> Metrics:
     """Fit, and write what was found."""
-    start = time.monotonic()
+    start, network = time.monotonic(), task.host.model
     found = fit(method, task)
-    known = {"seconds": round(time.monotonic() - start, 1), "skipped_images": task.images.skipped}
-    return write_found(task.host.model, found, folder, started, known)
-
-
-def write_found(
-    network: nn.Module, found: Fitted, folder: Path, started: Mapping[str, Any], known: Mapping[str, Any]
-) -> Metrics:
-    """Write a run of what a method found; returns its metrics, `known` among them."""
+    seconds = round(time.monotonic() - start, 1)
     if found.plan is None:
         raise RunError(WITHOUT_A_PLAN)
     slim = apply(network, found.plan, found.weights)
-    metrics = measure_plan(network, found.plan) | {"peak_memory_gib": round(peak_memory_gib(), 2)} | dict(known)
+    known = {"peak_memory_gib": round(peak_memory_gib(), 2), "seconds": seconds, "skipped_images": task.images.skipped}
+    metrics = measure_plan(network, found.plan) | known
     if set(found.weights) - own_keys(slim):  # tuned: a later recovery needs the original network as its teacher
         folder.mkdir(parents=True, exist_ok=True)
         write_weights(folder / HOST_WEIGHTS, network.state_dict())

@@ -1,9 +1,8 @@
 """Recovering the model of a run folder, in place or in a copy; and going on with a recovery that was interrupted."""
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,29 +12,82 @@ from torch import nn
 from patchslim.data import ImageSource
 from patchslim.errors import RunError
 from patchslim.events import Listener, silent
-from patchslim.files import read_json, write_json
+from patchslim.files import check_same, read_json, write_json
 from patchslim.folder import LOCK, LOG, SOURCE, alone, working
-from patchslim.hosts.weights import write_weights
 from patchslim.recover import RecoverConfig, recover
 from patchslim.recover.checkpoint import STATE
-from patchslim.runs.request import Request, check_request, finished
 from patchslim.runs.store import (
-    CONFIG,
     FILES,
-    HOST_WEIGHTS,
     METRICS,
     PLAN,
     RECOVERY,
-    STEPS_WEIGHTS,
-    WEIGHTS,
+    holds_run,
     load,
-    split_weights,
-    versions,
+    load_teacher,
+    put_recovered,
+    read_config,
 )
-from patchslim.runs.teacher import load_teacher
 
 VAL = "val.json"
 Judge = Callable[[nn.Module], dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class Request:
+    """Which run to recover and where to; `teacher` has the original weights where the run has not."""
+
+    run: Path
+    out: Path | None = None
+    teacher: Path | None = None
+    resume: bool = False
+    again: bool = False
+
+    @property
+    def folder(self) -> Path:
+        """The run folder that the result goes to."""
+        return self.out or self.run
+
+    @property
+    def copies(self) -> bool:
+        """Whether that folder still has to be made."""
+        return not (self.folder / PLAN).exists()
+
+    @property
+    def interrupted(self) -> bool:
+        """Whether a recovery of it was begun."""
+        return (self.folder / RECOVERY / STATE).exists()
+
+
+def check_request(request: Request) -> None:
+    """Raise RunError unless the run can be recovered as asked."""
+    read_config(request.run)
+    read_json(request.run / METRICS, RunError, "run's metrics")  # before any work: the report goes there
+    folder = request.folder
+    if request.resume and request.again:
+        raise RunError("--resume goes on with a recovery, --again starts over; give one of them.")
+    if folder.resolve() != request.run.resolve():
+        _check_copy(request)
+    if request.copies or request.resume or request.again:
+        return
+    if request.interrupted:
+        raise RunError(f"{folder} has an interrupted recovery; go on with --resume, or start over with --again.")
+    if RECOVERY in read_config(folder):
+        raise RunError(f"{folder} is recovered already; recover it further with --again.")
+
+
+def _check_copy(request: Request) -> None:
+    folder = request.folder
+    if (folder.exists() or folder.is_symlink()) and not folder.is_dir():
+        raise RunError(f"{folder} is no folder; choose another with --out.")
+    if not folder.exists() or not any(folder.iterdir()):
+        return
+    if request.copies:
+        what = "an unfinished run" if holds_run(folder) else "something else than a run"
+        raise RunError(f"{folder} holds {what}; choose another folder with --out.")
+    if not (request.resume or request.again):
+        raise RunError(f"{folder} already holds a run; go on with --resume, or choose another folder with --out.")
+    if (folder / PLAN).read_bytes() != (request.run / PLAN).read_bytes():
+        raise RunError(f"{folder} holds another run than {request.run}; choose another folder with --out.")
 
 
 def recover_run(
@@ -52,46 +104,47 @@ def recover_run(
     measures the model before and after, if given.
     """
     check_request(request)
-    started = _started(config, source)
-    done = finished(request, started)
+    images = {"count": len(source), "fingerprint": source.fingerprint}
+    started = {"settings": config.as_dict(), "images": images}
+    done = _finished(request, started)
     if done is not None:
         return done
     folder, fresh = request.folder, request.copies
     origin, memory = request.run if fresh else folder, folder / RECOVERY
     slim, teacher = load(origin, device), load_teacher(origin, request.teacher)
     if request.again and memory.exists():
-        _forget(memory, folder)
+        with alone(memory, folder):  # what an earlier recovery has learnt goes
+            for path in memory.iterdir():
+                if path.name != LOCK:
+                    path.unlink()
+    # The plan goes last into a copy: a folder with a plan is a whole run.
     begun, files = (memory / STATE).exists, (*FILES, LOG, PLAN) if fresh else ()
     with working(folder, RECOVERY, started, begun, listen, files=files, advice="start over with --again") as told:
-        if fresh:
-            _copy(request.run, folder)
+        for name in files:
+            if (request.run / name).exists():
+                shutil.copyfile(request.run / name, folder / name)
         before = _judged(memory / VAL, slim, judge)
         found = recover(slim, teacher, source, config, checkpoint=memory, listen=told)
         report = {"settings": config.as_dict()} | found.report
         if judge is not None:
             report["val"] = {"before": before, "after": judge(found.model)}
-        _put(folder, found.model, teacher, report, started | {SOURCE: source.name})
+        put_recovered(folder, found.model, teacher, report, started | {SOURCE: source.name})
     return report
 
 
-def _started(config: RecoverConfig, source: ImageSource) -> dict[str, Any]:
-    images = {"count": len(source), "fingerprint": source.fingerprint}
-    return {"settings": config.as_dict(), "images": images}
-
-
-def _copy(run: Path, folder: Path) -> None:
-    """A run in another folder, the plan last: a folder with a plan is a whole run."""
-    for name in (*FILES, LOG, PLAN):
-        if (run / name).exists():
-            shutil.copyfile(run / name, folder / name)
-
-
-def _forget(memory: Path, folder: Path) -> None:
-    """Start over: what an earlier recovery has learnt goes."""
-    with alone(memory, folder):
-        for path in memory.iterdir():
-            if path.name != LOCK:
-                path.unlink()
+def _finished(request: Request, started: Mapping[str, Any]) -> dict[str, Any] | None:
+    """The report of a recovery that is done and asked to go on; None where there is something to do."""
+    folder = request.folder
+    if request.copies or not request.resume or request.interrupted:
+        return None
+    known = read_config(folder).get(RECOVERY)
+    if not isinstance(known, dict):
+        return None
+    check_same(known, started, f"The recovery of {folder}", "start over with --again")
+    report = read_json(folder / METRICS, RunError, "run's metrics").get(RECOVERY)
+    if not isinstance(report, dict):
+        raise RunError(f"{folder / METRICS} is damaged; the model itself is whole and can be loaded.")
+    return report
 
 
 def _judged(path: Path, slim: nn.Module, judge: Judge | None) -> dict[str, Any] | None:
@@ -101,22 +154,3 @@ def _judged(path: Path, slim: nn.Module, judge: Judge | None) -> dict[str, Any] 
     if not path.exists():
         write_json(path, judge(slim))
     return read_json(path, RunError, "recovery's first measurement")
-
-
-def _put(
-    folder: Path, model: nn.Module, teacher: nn.Module, report: Mapping[str, Any], started: Mapping[str, Any]
-) -> None:
-    """The result in the run's place. If this is interrupted, the recovery's own folder still has it.
-
-    What steps own is written first: the host's weights tell a resumed recovery what it went on from.
-    """
-    if not (folder / HOST_WEIGHTS).exists():
-        write_weights(folder / HOST_WEIGHTS, teacher.state_dict())
-    host, steps = split_weights(model)
-    if steps:
-        write_weights(folder / STEPS_WEIGHTS, steps)
-    write_weights(folder / WEIGHTS, host)
-    metrics = read_json(folder / METRICS, RunError, "run's metrics")
-    write_json(folder / METRICS, metrics | {RECOVERY: dict(report)})
-    config = read_json(folder / CONFIG, RunError, "run's config")
-    write_json(folder / CONFIG, config | {RECOVERY: dict(started) | {"versions": versions()}})

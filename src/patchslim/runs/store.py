@@ -1,7 +1,5 @@
 """Run folders: a slim model as plain files, and back. Nothing in them is pickled."""
 
-from __future__ import annotations
-
 import platform
 from collections.abc import Mapping
 from pathlib import Path
@@ -9,15 +7,16 @@ from typing import Any
 
 import timm
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from patchslim.data.transform import transform_for
-from patchslim.errors import RunError, UnsupportedModel
+from patchslim.errors import CheckpointError, RunError, UnsupportedModel
 from patchslim.files import read_json, write_json
 from patchslim.hosts import rebuild_host, spec_of
+from patchslim.hosts.checkpoint import put_checkpoint_, read_checkpoint
 from patchslim.hosts.hf_open import is_hf_folder
-from patchslim.hosts.weights import load_weights_, read_weights, write_weights
-from patchslim.plan import SlimPlan
+from patchslim.hosts.weights import load_weights_, read_weights, weights_fingerprint, write_weights
+from patchslim.plan import HOST, SlimPlan
 from patchslim.slim import apply, is_slim, own_keys
 from patchslim.version import __version__
 
@@ -71,12 +70,9 @@ def write_run(slim: Any, folder: Path, config: Mapping[str, Any], metrics: Mappi
             "This model has parts that its constructor's settings don't describe, so it can't be saved as a run; "
             "keep its plan (plan.save) and its state dict instead."
         ) from None
-    host, steps = split_weights(slim)
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        write_weights(folder / WEIGHTS, host)
-        if steps:
-            write_weights(folder / STEPS_WEIGHTS, steps)
+        _write_weights(slim, folder)
         head = {"format": "patchslim run", "version": RUN_VERSION, "host": spec}
         write_json(folder / CONFIG, head | {"versions": versions()} | dict(config))
         write_json(folder / METRICS, metrics)
@@ -85,11 +81,25 @@ def write_run(slim: Any, folder: Path, config: Mapping[str, Any], metrics: Mappi
         raise RunError(f"The run can't be written to {folder}: {error.strerror or error}.") from None
 
 
-def split_weights(slim: nn.Module) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """A slim model's weights: those that have a place in its host, and those that its steps own."""
+def put_recovered(
+    folder: Path, slim: nn.Module, teacher: nn.Module, report: Mapping[str, Any], started: Mapping[str, Any]
+) -> None:
+    """A recovery's result in the run's place. If this is interrupted, the recovery's own folder still has it."""
+    if not (folder / HOST_WEIGHTS).exists():
+        write_weights(folder / HOST_WEIGHTS, teacher.state_dict())
+    _write_weights(slim, folder)
+    metrics = read_json(folder / METRICS, RunError, "run's metrics")
+    write_json(folder / METRICS, metrics | {RECOVERY: dict(report)})
+    config = read_json(folder / CONFIG, RunError, "run's config")
+    write_json(folder / CONFIG, config | {RECOVERY: dict(started) | {"versions": versions()}})
+
+
+def _write_weights(slim: nn.Module, folder: Path) -> None:
+    """What steps own is written first: the host's weights tell a resumed recovery what it went on from."""
     weights, own = slim.state_dict(), own_keys(slim)
-    host = {name: tensor for name, tensor in weights.items() if name not in own}
-    return host, {name: weights[name] for name in sorted(own)}
+    if own:
+        write_weights(folder / STEPS_WEIGHTS, {name: weights[name] for name in sorted(own)})
+    write_weights(folder / WEIGHTS, {name: tensor for name, tensor in weights.items() if name not in own})
 
 
 def read_config(folder: Path) -> dict[str, Any]:
@@ -131,3 +141,27 @@ def load(path: str | Path, device: str | torch.device = "cpu") -> nn.Module:
     steps = Path(path) / STEPS_WEIGHTS
     host, plan = load_host(path), SlimPlan.load(Path(path) / PLAN)
     return apply(host, plan, read_weights(steps) if steps.exists() else None).to(device)
+
+
+def load_teacher(run: Path, given: Path | None = None) -> nn.Module:
+    """The network that a run was made from, with weights from the file given, else from the run itself.
+
+    RunError when the run has only other weights by now; CheckpointError when the file's are another network's.
+    """
+    host, kept = load_host(run), run / HOST_WEIGHTS
+    # The plan, or the command that made the run, says which weights it was made from.
+    wanted = SlimPlan.load(run / PLAN).provenance.get(HOST) or read_config(run).get("weights")
+    if given is not None:
+        put_checkpoint_(host, read_checkpoint(given), str(given))
+    elif kept.exists():
+        load_weights_(host, kept)
+    same = weights_fingerprint(host) == wanted
+    if not (same or given or kept.exists()):
+        raise RunError(
+            f"{run} has tuned weights only, and recovery learns from the original network; "
+            "give its weights as a file with --teacher."
+        )
+    if not same and wanted is not None:
+        path = given or kept
+        raise CheckpointError(f"{path} does not hold the weights that {run} was made from; give those with --teacher.")
+    return host

@@ -103,7 +103,7 @@ class Greedy:
             others = sorted(set(range(self.info.patches)) - set(inner), key=lambda patch: -left[patch])
             inner = [*inner, *others[: count - len(inner)]]
             blocks.insert(0, inner)
-        return static_plan(self.info, blocks, method="drop")
+        return static_plan(self.info, blocks)
 
     def _left(self, moves: int) -> list[list[float]]:
         """By block, the move with which each patch left it; infinity for those still there."""

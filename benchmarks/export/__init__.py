@@ -1,0 +1,1 @@
+"""Files that `patchslim export` writes, and layers that torchao quantises: parity, accuracy, speed."""

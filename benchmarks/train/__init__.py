@@ -1,0 +1,1 @@
+"""How networks were made that come with patchslim or that its tests of whole runs want."""
