@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from benchmarks.accuracy import accuracy
-from benchmarks.inputs import MODEL, Macs, ModelName, Out, Weights, Where
+from benchmarks.inputs import MODEL, Macs, ModelName, Out, Sized, Weights, Where
 from benchmarks.rows import RESULTS
 from patchslim.errors import PatchslimError
 
@@ -29,6 +29,7 @@ def ablations(
     target_macs: Macs = 0.55,
     images: int = 256,
     seed: int = 0,
+    img_size: Sized = None,
     device: Where = None,
     out: Out = RESULTS,
 ) -> None:
@@ -44,6 +45,7 @@ def ablations(
         target_macs=target_macs,
         images=images,
         seed=seed,
+        img_size=img_size,
         device=device,
         out=out,
     )

@@ -34,6 +34,11 @@ def test_hosts_equal_the_counter(kind: str) -> None:
     assert ps.count_macs(model, ps.full_plan(model)) == counted(model)
 
 
+def test_a_pool_that_reads_prefix_tokens_too_equals_the_counter() -> None:
+    model = unfused("attention pool", reg_tokens=2, pool_include_prefix=True)
+    assert ps.count_macs(model) == counted(model)
+
+
 @pytest.mark.parametrize("name", [name for name in STEPS if "threshold" not in name])
 def test_each_step_equals_the_counter(kind: str, name: str) -> None:
     """What images that keep different numbers take is in tests/steps/test_step_threshold.py."""
@@ -47,7 +52,7 @@ def test_each_step_equals_the_counter(kind: str, name: str) -> None:
 
 
 @pytest.mark.parametrize("kind", HOSTS)
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(data=st.data())
 def test_any_mix_of_steps_equals_the_counter(kind: str, data: st.DataObject) -> None:
     model = HOSTS[kind]

@@ -5,6 +5,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from patchslim.hosts.timm_embed import MatmulPatchEmbed
+
 Seconds = Callable[[float, float], float]  # (tokens that come in, tokens computed) → of one block
 
 
@@ -20,7 +22,7 @@ class Ticking:
             own.norm1.register_forward_hook(self._read)
             own.mlp.register_forward_hook(self._computed)
         modules.patch_embed.register_forward_hook(self._embedded_slowly)
-        modules.patch_embed.norm.register_forward_hook(self._embedded)  # a slim model has this part of it only
+        modules.patch_embed.norm.register_forward_hook(self._embedded)
 
     def __call__(self) -> float:
         return self.now
@@ -40,7 +42,8 @@ class Ticking:
         return x[..., 0].numel() / self.batch
 
     def _embedded_slowly(self, module: nn.Module, given: Any, found: Any) -> None:
-        self.now += self.extra
+        if not isinstance(module, MatmulPatchEmbed):  # a slim model's, which keeps the host's hooks
+            self.now += self.extra
 
     def _embedded(self, module: nn.Module, given: Any, found: Any) -> None:
         self.now += self.embed

@@ -69,16 +69,20 @@ class Harness:
     def measure(self, model: str, cells: Sequence[Cell], warm: bool = False) -> list[Row]:
         """The rows of a model, kept as soon as they are there."""
         lacks = self.missing(model, cells)
-        if lacks and self.question != "paper-throughput":
-            say(f"{model}: no top-1, for want of {', '.join(lacks)}; MACs and throughput with random weights.")
+        if self._note(lacks):
+            say(f"{model}: {self._note(lacks)}.")
         network = self._network(model)
         if lacks or not cells:
-            rows = self._timed(model, network, cells, None if lacks else self._val(network))
+            rows = self._timed(model, network, cells, None if lacks else self._val(network), self._note(lacks))
         else:
             rows = self._compared(model, network, cells)
         if not warm:
             keep(rows, self.out)
         return rows
+
+    def _note(self, lacks: Sequence[str]) -> str | None:
+        wanted = lacks and self.question != "paper-throughput"
+        return f"no top-1, for want of {', '.join(lacks)}; random weights, drawn plans" if wanted else None
 
     def _network(self, name: str) -> nn.Module:
         torch.manual_seed(self.seed)
@@ -94,9 +98,11 @@ class Harness:
         speed = {"batch_size": self.speed.batch_size, "dtype": self.speed.dtype}
         return about(self.place) | {"question": self.question, "model": model, "seed": self.seed} | speed
 
-    def _timed(self, model: str, network: nn.Module, cells: Sequence[Cell], val: ImageSource | None) -> list[Row]:
+    def _timed(
+        self, model: str, network: nn.Module, cells: Sequence[Cell], val: ImageSource | None, note: str | None
+    ) -> list[Row]:
         """A host and its cells in turns, with drawn plans; of a host alone top-1 too, where there are images."""
-        head, rows = self._head(model), list[Row]()
+        head, rows = self._head(model) | {"note": note}, list[Row]()
         info = info_of(network)
         if info is None and not cells:
             models, known = {"host": network}, {"host": unknown_host(model, network)}

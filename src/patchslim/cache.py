@@ -62,11 +62,11 @@ class Cache:
 
     def get(self, key: Key) -> dict[str, Any] | None:
         """The entry under a key, if there is one."""
-        return self.entries.get(_name(key))
+        return self.entries.get(json.dumps(key))
 
     def put(self, key: Key, entry: dict[str, Any], module: nn.Module | None = None) -> None:
         """Keep an entry, with a module where there is one; on disk before this returns."""
-        name = _name(key)
+        name = json.dumps(key)
         if module is not None:
             self.modules[name] = module
         if self.folder is not None:
@@ -80,7 +80,7 @@ class Cache:
 
     def module(self, key: Key, like: nn.Module) -> nn.Module:
         """The module of an entry; `like` gives its structure."""
-        name = _name(key)
+        name = json.dumps(key)
         if name not in self.modules:
             found = copy.deepcopy(like)
             try:
@@ -94,7 +94,3 @@ class Cache:
         if self.folder is None:
             raise KeyError(name)
         return self.folder / f"module-{hashlib.sha256(name.encode()).hexdigest()[:16]}.safetensors"
-
-
-def _name(key: Key) -> str:
-    return json.dumps(key)

@@ -70,7 +70,10 @@ def working(
             yield logged(folder / LOG, listen)
         except BaseException as error:
             if not worth() or (isinstance(error, BudgetError) and not keeps):  # what can't be reached never will be
-                _tidy(folder, own, files if empty else ())
+                if not keeps:
+                    shutil.rmtree(own, ignore_errors=True)
+                for name in (*((STARTED, LOCK) if keeps else ()), *(files if empty else ())):
+                    (folder / name).unlink(missing_ok=True)
                 if made:
                     with suppress(OSError):  # results of something else lie in it
                         folder.rmdir()
@@ -84,17 +87,6 @@ def check_started(folder: Path, path: Path, started: Mapping[str, Any], advice: 
     before = read_json(path, RunError, "run's settings")
     now = {name: value for name, value in started.items() if name != SOURCE}
     check_same(before, now, str(folder), advice)
-
-
-def _tidy(folder: Path, own: Path, files: Sequence[str]) -> None:
-    """Remove what work that came to nothing has left."""
-    if own.samefile(folder):
-        for name in (STARTED, LOCK):
-            (own / name).unlink(missing_ok=True)
-    else:
-        shutil.rmtree(own, ignore_errors=True)
-    for name in files:
-        (folder / name).unlink(missing_ok=True)
 
 
 @contextmanager

@@ -52,7 +52,7 @@ def quiet() -> Iterator[None]:
 
 
 @contextmanager
-def told(what: str, remedy: str = "") -> Iterator[None]:
+def told(what: str, remedy: str = "", kind: type[PatchslimError] = ExportError) -> Iterator[None]:
     """Keep a package quiet; whatever it fails with becomes one sentence: what can't be done, why, and what to do."""
     try:
         with quiet():
@@ -61,4 +61,4 @@ def told(what: str, remedy: str = "") -> Iterator[None]:
         raise
     except Exception as error:  # exporters and runtimes fail in many ways
         why = first_words(error)
-        raise ExportError(f"{what} ({why}); {remedy}." if remedy else f"{what}: {why}.") from None
+        raise kind(f"{what} ({why}); {remedy}." if remedy else f"{what}: {why}.") from None

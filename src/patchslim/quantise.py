@@ -82,11 +82,8 @@ def _fits(layer: Any) -> bool:
 
 def _config(way: str) -> Any:
     """torchao's settings; the compiler's are left alone, so that plain and quantised models are compiled alike."""
-    torchao = _torchao()
-    per_row = torchao.PerRow()
-    if way == "int8":
-        return torchao.Int8DynamicActivationInt8WeightConfig(granularity=per_row, set_inductor_config=False)
-    return torchao.Float8DynamicActivationFloat8WeightConfig(granularity=per_row, set_inductor_config=False)
+    torchao, name = _torchao(), "Int8DynamicActivationInt8" if way == "int8" else "Float8DynamicActivationFloat8"
+    return getattr(torchao, f"{name}WeightConfig")(granularity=torchao.PerRow(), set_inductor_config=False)
 
 
 def _torchao() -> Any:

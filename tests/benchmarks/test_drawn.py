@@ -18,7 +18,8 @@ WORDS = [*methods.names(), "merge:blocks=none", "ps:carry=true", "predict:remove
 @pytest.fixture(scope="module")
 def host() -> nn.Module:
     torch.manual_seed(0)
-    return timm.create_model("test_vit", img_size=128, num_classes=7, depth=8).eval()
+    model: nn.Module = timm.create_model("test_vit", img_size=128, num_classes=7, depth=8)
+    return model.eval()
 
 
 @pytest.mark.parametrize("word", WORDS)
@@ -40,5 +41,5 @@ def test_given_counts_are_taken(host: nn.Module) -> None:
 def test_what_cannot_be_drawn_is_said(host: nn.Module) -> None:
     with pytest.raises(BudgetError, match="depends on the images"):
         drawn_model(host, read_methods("predict:threshold=true")[0], 0.5)
-    with pytest.raises(BudgetError, match="comes down to 0.05"):
+    with pytest.raises(BudgetError, match=r"comes down to 0\.05"):
         drawn_model(host, read_methods("merge")[0], 0.05)

@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-from patchslim.recover.losses import divergence
 from torch import Tensor, nn
 
 import patchslim as ps
@@ -12,6 +11,7 @@ from patchslim.methods.dynamicvit import Masks, token_loss, train
 from patchslim.methods.masked import outputs_under
 from patchslim.methods.rates import stages
 from patchslim.plan import make_plan
+from patchslim.recover.losses import divergence
 from patchslim.steps.dynamicvit import KeepPredictor
 from small import make_host, make_images
 from tasks import digits, made, says, task_of

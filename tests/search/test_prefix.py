@@ -54,6 +54,17 @@ def test_errors_are_the_same_to_the_bit_and_the_bound_holds(way: str, limit: int
     assert bool(memory.states) == (limit > 0)
 
 
+def test_other_patches_in_the_same_numbers_are_another_prefix() -> None:
+    host = open_host(make_host("mean"))
+    features, memory = Features(host, as_source(make_images(4)), 2, 10**9), PrefixMemory(10**9)
+    errors = []
+    for order in (list(range(16)), list(range(15, -1, -1))):
+        plan = static_plan(host.info, [order[:count] for count in (13, 9, 6, 3)], "cover")
+        errors.append(measure(host, features, plan, {}, memory))
+        assert errors[-1] == measure(host, features, plan, {})
+    assert errors[0] != errors[1]
+
+
 def test_blocks_of_a_known_prefix_do_not_run_again(monkeypatch: pytest.MonkeyPatch) -> None:
     host = open_host(make_host("mean"))
     features, memory = Features(host, as_source(make_images(4)), 2, 10**9), PrefixMemory(10**9)

@@ -229,6 +229,14 @@ def test_times_that_spread_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
         faster(model, 1.3, Radial(step=2))
 
 
+def test_a_plan_that_is_slower_than_asked_is_told(ticking: Any) -> None:
+    """Nothing lies between a network that keeps everything and one with eight tokens less."""
+    words = r"The closest plan is 1\.13× as fast as the host, not 1\.3× as asked\."
+    with pytest.warns(PatchslimWarning, match=words):
+        plan = faster(ticking(law=by_eights), 1.3, "merge").plan
+    assert true_speedup(plan, ps.inspect(make_host()), by_eights) == pytest.approx(1.133, abs=0.001)
+
+
 def test_a_graph_needs_its_device() -> None:
     task = Task.of(make_host(), make_images(2), Target(speedup=1.5, mode="graph"))
     with pytest.raises(ps.PatchslimError, match="CUDA graph needs a CUDA device"):

@@ -15,7 +15,6 @@ Split = Literal["train", "test"]
 
 _TEST_IMAGES = 500
 _SPLIT_SEED = 1797  # fixed: the held-out part must be the same in every run, whatever the sample's seed
-_SIDE = 32
 
 
 def list_digits(split: Split) -> Listing:
@@ -54,4 +53,4 @@ def held_out_indices(labels: NDArray[np.int64]) -> set[int]:
 def digit_picture(values: NDArray[np.float64]) -> Image.Image:
     """Turn 8x8 values from 0 to 16 into a 32x32 RGB picture."""
     grey = Image.fromarray(np.rint(values * (255 / 16)).astype(np.uint8))
-    return grey.resize((_SIDE, _SIDE), Image.Resampling.BICUBIC).convert("RGB")
+    return grey.resize((32, 32), Image.Resampling.BICUBIC).convert("RGB")

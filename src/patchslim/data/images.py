@@ -17,8 +17,6 @@ from patchslim.data.transform import Transform, transform_for
 from patchslim.data.views import Order, ViewDataset
 from patchslim.errors import DataError
 
-READ = 64  # pictures that a reading process hands over at a time, where all are kept
-
 
 class Images:
     """Images of a folder, of shards or of the digits, made ready for a model; `open_images` makes them.
@@ -112,7 +110,7 @@ class Images:
         tally, size = Tally(self.name, len(self)), canvas_size(self.image_size)
         pixels = torch.zeros(len(self), len(self._transform.mean), *size, dtype=torch.uint8, device=device)
         dataset = ItemDataset(self._items, onto_canvas(self._transform, size))
-        found = Canvases.of(self._loader(dataset, size, batch_size=READ), self.labels, pixels, tally)
+        found = Canvases.of(self._loader(dataset, size, batch_size=64), self.labels, pixels, tally)
         self.skipped = len(tally.bad)
         return found
 

@@ -18,7 +18,6 @@ from patchslim.data.reading import read_slice
 from patchslim.errors import DataError
 
 _MOST_SHARDS = 100_000
-_LONGEST_LABEL = 64  # bytes; a .cls member holds one number
 
 
 def is_shard_pattern(source: str) -> bool:
@@ -98,7 +97,7 @@ def _index(path: str) -> tuple[dict[str, tarfile.TarInfo], dict[str, int]]:
 
 def _read_label(path: str, tar: tarfile.TarFile, member: tarfile.TarInfo) -> int:
     file = tar.extractfile(member)
-    text = file.read(_LONGEST_LABEL).strip() if file is not None else b""
+    text = file.read(64).strip() if file is not None else b""  # one number, no more
     if not text.removeprefix(b"-").isdigit() or len(text) > 18:
         raise DataError(f"{member.name} in the shard {path} is no class number; write the class index as text.")
     return max(int(text), -1)

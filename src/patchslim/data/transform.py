@@ -41,8 +41,10 @@ def transform_for(model: nn.Module | None) -> Transform:
     """Make the transform for a model; without one, pictures only become floats from 0 to 1."""
     if model is None:
         return Transform(to_tensor, "RGB", None, (0.0,) * 3, (1.0,) * 3)
+    import timm.data  # late, here and below: it is slow to import
+
     config = data_config(model)
-    function = _timm_data().create_transform(**config, is_training=False)
+    function = timm.data.create_transform(**config, is_training=False)
     mode = "L" if len(config["mean"]) == 1 else "RGB"
     return Transform(function, mode, config["input_size"][-2:], config["mean"], config["std"])
 
@@ -59,8 +61,10 @@ class Style:
 
 def training_transform_for(model: nn.Module, style: Style) -> Transform:
     """Make the transform that gives random views of a picture, with timm's crop and the model's own normalisation."""
+    import timm.data
+
     usual, config = transform_for(model), data_config(model)
-    function = _timm_data().create_transform(
+    function = timm.data.create_transform(
         config["input_size"],
         is_training=True,
         scale=(style.crop_scale, 1.0),
@@ -78,7 +82,13 @@ def training_transform_for(model: nn.Module, style: Style) -> Transform:
 
 def data_config(model: nn.Module) -> dict[str, Any]:
     """Resolve timm's data configuration, corrected to the model's real image size and channels."""
-    config = dict(_timm_data().resolve_model_data_config(model, pretrained_cfg=_hf_settings(model)))
+    import timm.data
+
+    from patchslim.hosts import hf_data_settings
+    from patchslim.hosts.hf_parts import hf_class
+
+    settings = None if hf_class(model) is None else hf_data_settings(model)  # timm asks its own models itself
+    config = dict(timm.data.resolve_model_data_config(model, pretrained_cfg=settings))
     embed: Any = getattr(model, "patch_embed", None)
     own = getattr(model, "in_chans", None) or getattr(getattr(embed, "proj", None), "in_channels", None)
     channels = int(config["input_size"][0] if own is None else own)
@@ -98,17 +108,3 @@ def data_config(model: nn.Module) -> dict[str, Any]:
 def to_tensor(image: Image.Image) -> Tensor:
     """Turn an RGB picture into a (3, H, W) float32 tensor from 0 to 1."""
     return torch.from_numpy(np.array(image)).permute(2, 0, 1).contiguous().float().div(255)
-
-
-def _timm_data() -> Any:
-    import timm.data  # late: timm is slow to import
-
-    return timm.data
-
-
-def _hf_settings(model: nn.Module) -> dict[str, Any] | None:
-    """What a transformers model says of its images; None for timm's, which timm asks itself."""
-    from patchslim.hosts import hf_data_settings  # late: it brings timm, which is slow to import
-    from patchslim.hosts.hf_parts import hf_class
-
-    return None if hf_class(model) is None else hf_data_settings(model)

@@ -41,18 +41,17 @@ def write(model: nn.Module, path: Path, metadata: str) -> None:
 
 def _describe_(proto: Any, metadata: str) -> None:
     """Name the batch dimension and put the metadata in; what tells of the exporting machine's source goes."""
-    for value, name in ((proto.graph.input[0], "batch"), (proto.graph.output[0], "batch")):
-        value.type.tensor_type.shape.dim[0].dim_param = name
-    for part in (proto, proto.graph, *proto.graph.node, *proto.graph.input, *proto.graph.output):
+    graph = proto.graph
+    for value in (graph.input[0], graph.output[0]):
+        value.type.tensor_type.shape.dim[0].dim_param = "batch"
+    for part in (proto, graph, *graph.node, *graph.input, *graph.output, *graph.value_info, *graph.initializer):
         del part.metadata_props[:]
-    for value in (*proto.graph.value_info, *proto.graph.initializer):
-        del value.metadata_props[:]
-    for node in proto.graph.node:
+    for node in graph.node:
         node.doc_string = ""
     proto.metadata_props.add(key=KEY, value=metadata)
 
 
-def session(path: Path, threads: int | None = None) -> Any:
+def session(path: Path) -> Any:
     """An ONNX Runtime session on the CPU, with as many threads as torch has.
 
     Its threads rest when a call is over: by default they go on looking for work, and take the cores from whatever
@@ -60,7 +59,7 @@ def session(path: Path, threads: int | None = None) -> Any:
     """
     runtime = need("onnxruntime")
     options = runtime.SessionOptions()
-    options.intra_op_num_threads = threads or torch.get_num_threads()
+    options.intra_op_num_threads = torch.get_num_threads()
     options.add_session_config_entry("session.force_spinning_stop", "1")
     options.log_severity_level = 3
     with told(f"ONNX Runtime {runtime.__version__} can't run this model", NEWER):  # it lacks an operator, often

@@ -42,11 +42,11 @@ def _save(graph: Any, path: Path, metadata: str) -> None:
     need("openvino").save_model(graph, path, compress_to_fp16=False)
 
 
-def compiled(path: Path, threads: int | None = None) -> Any:
+def compiled(path: Path) -> Any:
     """The model compiled for the CPU, with as many threads as torch has, in the precision it was written in."""
     openvino = need("openvino")
     settings = {
-        "INFERENCE_NUM_THREADS": threads or torch.get_num_threads(),
+        "INFERENCE_NUM_THREADS": torch.get_num_threads(),
         "INFERENCE_PRECISION_HINT": "f32",  # bf16 otherwise, where the CPU has it
         "PERFORMANCE_HINT": "LATENCY",
     }

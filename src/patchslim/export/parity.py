@@ -35,9 +35,9 @@ class Parity:
     other_answers: int = 0  # images whose top-1 is another than the model's, ties among them
 
 
-def noise(info: HostInfo, seed: int = 0) -> ImageSource:
+def noise(info: HostInfo) -> ImageSource:
     """Seeded random images of a host's size."""
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(0)
     return tensor_images(torch.randn(NOISE, info.channels, *info.image_size, generator=generator))
 
 
@@ -90,10 +90,8 @@ def _run(run: Callable[[Tensor], Tensor], pixels: Tensor) -> Tensor:
 
 def _sizes(images: ImageSource) -> Iterator[Tensor]:
     """Batches of several sizes, the first image alone: the batch size has to be free."""
-    first = True
-    for pixels, _ in images.batches(BATCH):
-        parts = (pixels[:1], pixels[1:]) if first else (pixels,)
-        first = False
+    for number, (pixels, _) in enumerate(images.batches(BATCH)):
+        parts = (pixels,) if number else (pixels[:1], pixels[1:])
         yield from (part for part in parts if len(part))
 
 

@@ -1,15 +1,28 @@
-"""Host families. `open_host` finds the one a model belongs to, or says why there is none."""
+"""Host families. `open_host` finds the one a model belongs to, or says why there is none.
+
+Another family is another file beside `timm_vit.py` and its like.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from torch import nn
 
 import patchslim.hosts.digits_vit  # noqa: F401  (registers itself with timm)
+from patchslim.errors import RunError, UnsupportedModel
 from patchslim.hosts.base import BlockShape, Host, HostInfo
 from patchslim.hosts.block import Incoming
-from patchslim.hosts.find import classifiers_of, inspect, open_host, open_slim, rebuild_host, spec_of
 from patchslim.hosts.hf_data import hf_data_settings
-from patchslim.hosts.hf_open import open_hf
-from patchslim.hosts.hf_vit import answer_of
+from patchslim.hosts.hf_open import describe_hf, open_hf, rebuild_hf
+from patchslim.hosts.hf_parts import LIBRARY, hf_class
+from patchslim.hosts.hf_vit import HFViT, answer_of
 from patchslim.hosts.projections import split_qkv_
-from patchslim.hosts.shells import as_host, shell, whole
+from patchslim.hosts.shells import as_host, is_slim_block, shell, whole
+from patchslim.hosts.stem_vit import StemHost
 from patchslim.hosts.timm_embed import with_matmul_embed
+from patchslim.hosts.timm_spec import describe, rebuild
+from patchslim.hosts.timm_vit import TimmViT
+from patchslim.models import StemViT
 
 __all__ = [
     "BlockShape",
@@ -31,3 +44,58 @@ __all__ = [
     "whole",
     "with_matmul_embed",
 ]
+
+
+def open_host(model: nn.Module) -> Host:
+    """The model as a host; UnsupportedModel says what stands in the way."""
+    family = _family(model)
+    family.check(model)
+    return family(model)
+
+
+def open_slim(model: nn.Module, info: HostInfo | None = None) -> Host:
+    """A slim model seen as the host it was made from: the same embedding and head around other blocks.
+
+    Nothing is checked. `info` is read off the model where it is not given.
+    """
+    return _family(model)(model, info)
+
+
+def classifiers_of(model: nn.Module) -> Sequence[nn.Module]:
+    """The classifiers of a host or a slim model, also where other parts have been replaced: they are not checked."""
+    return _family(model).classifiers_of(model)
+
+
+def _family(model: nn.Module) -> type[HFViT] | type[StemHost] | type[TimmViT]:
+    if hf_class(model) is not None:
+        return HFViT
+    return StemHost if isinstance(model, StemViT) else TimmViT
+
+
+def inspect(model: nn.Module) -> HostInfo:
+    """Depth, width, heads, prefix tokens, patches and readout, of a slim model its host's; UnsupportedModel says why
+    not."""
+    return _seen(model).info
+
+
+def spec_of(model: nn.Module) -> Mapping[str, Any]:
+    """JSON-able settings of a host, or of a slim model's host, from which `rebuild_host` makes it again."""
+    host = _seen(model)
+    return describe_hf(model) if isinstance(host, HFViT) else describe(model)
+
+
+def _seen(model: nn.Module) -> Host:
+    """A host, checked, or a slim model seen as its host."""
+    return open_slim(model) if any(map(is_slim_block, model.modules())) else open_host(model)
+
+
+def rebuild_host(spec: Mapping[str, Any]) -> nn.Module:
+    """The host of a run folder, with fresh weights."""
+    try:
+        return rebuild_hf(spec) if spec.get("library") == LIBRARY else rebuild(spec)
+    except UnsupportedModel:
+        raise
+    except Exception as error:  # a damaged description can make timm fail in any way
+        raise RunError(
+            f"The run's config.json does not describe a model this patchslim can build: {error!r}."
+        ) from None

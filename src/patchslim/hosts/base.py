@@ -44,8 +44,8 @@ class HostInfo:
     blocks: tuple[BlockShape, ...]
     embed_macs: int  # patch embedding, per image
     head_macs: int  # pooling and classifier, the part that does not depend on the token count
-    head_macs_per_token: int  # the part of an attention pool that does, per token read
-    head_reads_prefix: bool  # whether the pool reads prefix tokens too
+    head_macs_per_token: int = 0  # the part of an attention pool that does, per token read
+    head_reads_prefix: bool = False  # whether the pool reads prefix tokens too
 
     @property
     def reads_patches(self) -> bool:

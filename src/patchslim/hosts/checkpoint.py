@@ -33,8 +33,6 @@ USUAL = {
 KNOWN = {name: (settings["embed_dim"], settings["depth"]) for name, settings in REGISTERED.items()} | USUAL
 OPEN = ("head.", "head_dist.", "aux_head.", "pos_embed")  # differ with classes and image size, not with the variant
 
-Shapes = dict[str, tuple[int, ...]]
-
 
 def read_checkpoint(path: Path) -> dict[str, Tensor]:
     """The weights in a file, out of a training script's wrapping; CheckpointError when they can't be read safely."""
@@ -86,12 +84,13 @@ def _weights(path: Path, found: Any) -> dict[str, Tensor]:
 
 def _hint(model: nn.Module, weights: Mapping[str, Tensor]) -> str | None:
     """What to do about weights that don't fit, when they are those of a known variant or of another image size."""
-    own, shapes = model_name(model), shapes_of(weights)
+    own, shapes, trunk = model_name(model), shapes_of(weights), _trunk(weights)
     blocks = {name.split(".")[1] for name in shapes if name.startswith("blocks.")}
     size = shapes.get("cls_token", (0,))[-1], len(blocks)
     likely = [name for name, known in KNOWN.items() if known == size]  # few, as each has to be built
     names = [*([own] if timm.is_model(own) else []), *likely]
-    name = next((name for name in names if _trunk(_of(name)) == _trunk(shapes)), None)
+    with torch.device("meta"):
+        name = next((name for name in names if _trunk(timm.create_model(name).state_dict()) == trunk), None)
     if name is None:
         return None
     if name != own:
@@ -101,14 +100,9 @@ def _hint(model: nn.Module, weights: Mapping[str, Tensor]) -> str | None:
     return None if side is None else f"it is for images of {side}×{side} pixels (--img-size {side})"
 
 
-def _of(name: str) -> Shapes:
-    with torch.device("meta"):
-        return shapes_of(timm.create_model(name).state_dict())
-
-
-def _trunk(shapes: Shapes) -> Shapes:
-    """What tells variants apart."""
-    return {name: shape for name, shape in shapes.items() if not name.startswith(OPEN)}
+def _trunk(weights: Mapping[str, Tensor]) -> dict[str, tuple[int, ...]]:
+    """Shapes of what tells variants apart."""
+    return {name: shape for name, shape in shapes_of(weights).items() if not name.startswith(OPEN)}
 
 
 def _side(model: Any, positions: tuple[int, ...]) -> int | None:

@@ -1,8 +1,8 @@
 """Opening a model of Hugging Face: a folder, a name on the hub, or the settings of a run. Weights come from safetensors
 only, code from nowhere: the class is one of those patchslim knows, whatever a config asks for."""
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from importlib import import_module
 from importlib.metadata import version
 from pathlib import Path
@@ -11,14 +11,14 @@ from typing import Any
 import torch
 from torch import nn
 
-from patchslim.errors import CheckpointError, UnsupportedModel, first_words
+from patchslim.errors import CheckpointError, UnsupportedModel
 from patchslim.files import read_json
 from patchslim.hosts.hf_data import PREPROCESSOR, hf_data_settings, preparation, read_preprocessor
 from patchslim.hosts.hf_parts import KINDS, LIBRARY, OPENED_AS, SUPPORTED, tower_of
 from patchslim.hosts.shells import as_host
 from patchslim.hosts.timm_spec import listed, set_data_settings_
 from patchslim.hosts.weights import check_weights, shapes_of
-from patchslim.packages import quiet
+from patchslim.packages import told
 
 ON_HUB = "hf:"  # how a name on the hub begins
 CONFIG = "config.json"
@@ -51,11 +51,9 @@ def open_hf(name: str | Path, img_size: int | None = None) -> nn.Module:
     if local and not is_hf_folder(Path(source)):
         raise UnsupportedModel(f"{source} holds no Hugging Face model: it needs a {CONFIG} with a model_type.")
     found = library()
-    with quiet():  # what is wrong is told in a sentence
-        cls, settings = _class_of(found, source, local)
-        model = _loaded(cls, source, local, **settings)
-        given = _preprocessor(found, source, local)
-    model.pretrained_cfg = preparation(model, given, img_size)
+    cls, settings = _class_of(found, source, local)
+    model = _loaded(cls, source, local, **settings)
+    model.pretrained_cfg = preparation(model, _preprocessor(found, source, local), img_size)
     return model.eval()
 
 
@@ -106,19 +104,13 @@ def _preprocessor(found: Any, source: str, local: bool) -> dict[str, Any] | None
     return None if path is None else read_preprocessor(Path(path).parent)
 
 
-@contextmanager
-def _reading(source: str, local: bool) -> Iterator[None]:
-    """Whatever fails in a sentence: a missing, damaged or foreign file and the hub's client can fail in any way."""
-    try:
-        yield
-    except Exception as error:
-        here = f"The weights in {source} can't be read", f"it needs a model.safetensors that fits its {CONFIG}"
-        there = (
-            f"{source} can't be had from the Hugging Face hub",
-            "where it can't be reached, download the model elsewhere and give its folder",
-        )
-        what, remedy = here if local else there
-        raise CheckpointError(f"{what} ({first_words(error)}); {remedy}.") from None
+def _reading(source: str, local: bool) -> AbstractContextManager[None]:
+    """Tells in a sentence what fails: a missing, damaged or foreign file and the hub's client can fail in any way."""
+    if local:
+        remedy = f"it needs a model.safetensors that fits its {CONFIG}"
+        return told(f"The weights in {source} can't be read", remedy, CheckpointError)
+    remedy = "where it can't be reached, download the model elsewhere and give its folder"
+    return told(f"{source} can't be had from the Hugging Face hub", remedy, CheckpointError)
 
 
 def describe_hf(model: Any) -> dict[str, Any]:

@@ -81,12 +81,11 @@ KINDS = {
 OPENED_AS = {"CLIPModel": "CLIPVisionModelWithProjection", "SiglipModel": "SiglipVisionModel"}
 
 
-def hf_class(model: nn.Module | type[nn.Module]) -> type[nn.Module] | None:
+def hf_class(model: nn.Module) -> type[nn.Module] | None:
     """The class of transformers that a model is of, also once it is slim; None for other libraries' models."""
     if LIBRARY not in sys.modules:
         return None  # nobody can have made one
-    cls = model if isinstance(model, type) else type(model)
-    return next((base for base in cls.__mro__ if base.__module__.startswith(f"{LIBRARY}.models.")), None)
+    return next((base for base in type(model).__mro__ if base.__module__.startswith(f"{LIBRARY}.models.")), None)
 
 
 def kind_of(model: nn.Module) -> Kind:

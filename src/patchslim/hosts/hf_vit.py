@@ -57,7 +57,6 @@ class HFViT(Host):
             embed_macs=rows * columns * self.proj.weight.numel(),
             head_macs=sum(map(linear_macs, heads)) + pool_macs,
             head_macs_per_token=per_token,
-            head_reads_prefix=False,
         )
 
     def embed(self, images: Tensor) -> Tensor:

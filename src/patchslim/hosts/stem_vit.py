@@ -7,8 +7,7 @@ from torch import Tensor, nn
 from patchslim.errors import UnsupportedModel
 from patchslim.hosts.base import HostInfo
 from patchslim.hosts.shells import host_parameters
-from patchslim.hosts.timm_check import check_blocks
-from patchslim.hosts.timm_vit import TimmViT
+from patchslim.hosts.timm_vit import TimmViT, check_blocks
 from patchslim.models import LVViT, T2TViT
 from patchslim.models.lv_vit import AUXILIARY
 from patchslim.models.stem_vit import linear_macs
@@ -38,7 +37,6 @@ class StemHost(TimmViT):
             embed_macs=model.stem.macs(),
             head_macs=linear_macs(model.head),
             head_macs_per_token=linear_macs(model.aux_head) if reads_all else 0,
-            head_reads_prefix=False,
         )
 
     def embed(self, images: Tensor) -> Tensor:

@@ -10,7 +10,7 @@ from torch import nn
 
 from patchslim.errors import UnsupportedModel
 from patchslim.hosts.shells import as_host
-from patchslim.hosts.timm_check import MLPS, MODELS, NORMS
+from patchslim.hosts.timm_vit import MLPS, MODELS, NORMS
 from patchslim.hosts.weights import shapes_of
 from patchslim.models import LVViT, ResidualScale, StemViT, T2TViT
 
@@ -82,27 +82,30 @@ def _kwargs(model: Any) -> dict[str, Any]:
     block, stem = model.blocks[0], model.stem if isinstance(model, StemViT) else model.patch_embed
     hidden = (block.mlp.fc1_g if isinstance(block.mlp, SwiGLU) else block.mlp.fc1).out_features
     own = _t2t_kwargs if isinstance(model, T2TViT) else _lv_kwargs if isinstance(model, LVViT) else _vit_kwargs
-    return own(model) | {
-        "img_size": list(stem.img_size),
-        "in_chans": model.in_chans,
-        "num_classes": model.num_classes,
-        "embed_dim": model.embed_dim,
-        "depth": len(model.blocks),
-        "num_heads": block.attn.num_heads,
-        # Half a unit more than the hidden width, so that int(dim · ratio) can't fall one short.
-        "mlp_ratio": (hidden + 0.5) / model.embed_dim,
-        "qkv_bias": block.attn.qkv.bias is not None,
-        "attn_drop_rate": block.attn.attn_drop.p,
-        "drop_path_rate": getattr(model.blocks[-1].drop_path1, "drop_prob", 0.0),
-    }
+    named = {name: getattr(model, name) for name in ("in_chans", "num_classes", "embed_dim")}
+    return (
+        own(model)
+        | named
+        | {
+            "img_size": list(stem.img_size),
+            "depth": len(model.blocks),
+            "num_heads": block.attn.num_heads,
+            # Half a unit more than the hidden width, so that int(dim · ratio) can't fall one short.
+            "mlp_ratio": (hidden + 0.5) / model.embed_dim,
+            "qkv_bias": block.attn.qkv.bias is not None,
+            "drop_rate": (model.pos_drop if isinstance(model, StemViT) else model.head_drop).p,
+            "attn_drop_rate": block.attn.attn_drop.p,
+            "drop_path_rate": getattr(model.blocks[-1].drop_path1, "drop_prob", 0.0),
+        }
+    )
 
 
 def _vit_kwargs(model: Any) -> dict[str, Any]:
     block, embed = model.blocks[0], model.patch_embed
     gate = {"gate_last": block.mlp.gate_last} if isinstance(block.mlp, GluMlp) else {}
-    return {
+    same = ("global_pool", "no_embed_class", "pool_include_prefix", "dynamic_img_size")
+    return {name: getattr(model, name) for name in same} | {
         "patch_size": list(embed.patch_size),
-        "global_pool": model.global_pool,
         "qk_norm": _does(block.attn.q_norm),
         "scale_attn_norm": _does(block.attn.norm),
         "scale_mlp_norm": _does(block.mlp.norm),
@@ -110,15 +113,11 @@ def _vit_kwargs(model: Any) -> dict[str, Any]:
         "init_values": getattr(block.ls1, "init_values", None),
         "class_token": model.has_class_token,
         "pos_embed": "none" if model.pos_embed is None else "learn",
-        "no_embed_class": model.no_embed_class,
         "reg_tokens": model.num_reg_tokens,
         "pre_norm": _does(model.norm_pre),
         "final_norm": _does(model.norm) or _does(model.fc_norm),
         "fc_norm": _does(model.fc_norm),
-        "pool_include_prefix": model.pool_include_prefix,
-        "dynamic_img_size": model.dynamic_img_size,
         "dynamic_img_pad": embed.dynamic_img_pad,
-        "drop_rate": model.head_drop.p,
         "pos_drop_rate": model.pos_drop.p,
         "proj_drop_rate": block.attn.proj_drop.p,
         "norm_layer": {"class": _name(NORMS, block.norm1, "norm"), "eps": block.norm1.eps},
@@ -134,7 +133,6 @@ def _t2t_kwargs(model: Any) -> dict[str, Any]:
         "tokens_type": model.tokens_type,
         "token_dim": stem.attention1.out_dim,
         "splits": [list(split) for split in stem.splits],
-        "drop_rate": model.pos_drop.p,
     }
 
 
@@ -145,7 +143,6 @@ def _lv_kwargs(model: Any) -> dict[str, Any]:
         "stem_width": stem.conv1.out_channels,
         "skip_lam": scale.skip_lam if isinstance(scale, ResidualScale) else 1.0,
         "readout": model.readout,
-        "drop_rate": model.pos_drop.p,
     }
 
 

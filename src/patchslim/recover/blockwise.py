@@ -3,6 +3,7 @@ slim network really has there. The host's features are the target, so no labels 
 
 import copy
 from collections.abc import Callable, Iterable, Iterator
+from itertools import islice
 from typing import Any
 
 import torch
@@ -54,12 +55,11 @@ class Streams:
         yield from self.stored
         if self.whole:
             return
-        for index, (images, _) in enumerate(self.batches()):
-            if index >= len(self.stored):
-                pair = self._start(images)
-                for layer in range(self.layer):
-                    pair = self._through(pair, layer)
-                yield pair
+        for images, _ in islice(self.batches(), len(self.stored), None):
+            pair = self._start(images)
+            for layer in range(self.layer):
+                pair = self._through(pair, layer)
+            yield pair
 
     @torch.no_grad()
     def _start(self, images: Tensor) -> Pair:

@@ -29,7 +29,9 @@ class Distillation:
     def __init__(self, teacher: Host, plan: SlimPlan | None, config: RecoverConfig) -> None:
         """Without a plan nobody knows what a patch token stands for, so patches are not compared."""
         self.teacher, self.plan, self.config = teacher, plan, config
-        self.layer = _deepest(plan) if plan is not None and config.patch_weight else None
+        # The deepest block before the last one that computes patches; what the last one gives, the head reads.
+        counts = plan.counts[:-1] if plan is not None and config.patch_weight else []
+        self.layer = max((layer for layer, count in enumerate(counts, start=1) if count), default=None)
 
     def loss(self, student: Host, images: Tensor, labels: Tensor) -> Tensor:
         """The mean loss of a batch on the student's device: (B, C, H, W) → ()."""
@@ -67,11 +69,6 @@ def divergence(teacher: Tensor, student: Tensor, temperature: float) -> Tensor:
     target = F.log_softmax(teacher.float() / temperature, dim=-1)
     found = F.log_softmax(student.float() / temperature, dim=-1)
     return F.kl_div(found, target, reduction="batchmean", log_target=True) * temperature**2
-
-
-def _deepest(plan: SlimPlan) -> int | None:
-    """The deepest block before the last one that computes patches; what the last one gives, the head reads."""
-    return max((layer for layer, count in enumerate(plan.counts[:-1], start=1) if count), default=None)
 
 
 @torch.no_grad()

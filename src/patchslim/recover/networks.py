@@ -13,23 +13,15 @@ from torch import Tensor, nn
 from patchslim.errors import RecoverError
 from patchslim.hosts import Host, HostInfo, open_host, open_slim
 from patchslim.plan import SlimPlan
-from patchslim.slim import SlimBlock, State, made_from, plan_of
+from patchslim.slim import SlimBlock, State, made_from
 from patchslim.steps.packed import Packed
 
 NAMES = ("name", "family", "parameters", "blocks")  # of hosts: what may differ, and what follows from the rest
 
 
-def check_slim(slim: nn.Module) -> HostInfo:
-    """The host that a model was made from, if it was."""
-    info = made_from(slim)
-    if info is None:
-        raise RecoverError("Only a slim model can be recovered; make one with patchslim.slim or load a run.")
-    return info
-
-
 def open_student(slim: nn.Module) -> Host:
     """A copy to train."""
-    return open_slim(copy.deepcopy(slim).eval(), check_slim(slim))
+    return open_slim(copy.deepcopy(slim).eval())
 
 
 def open_teacher(teacher: nn.Module, slim: nn.Module, info: HostInfo) -> Host:
@@ -76,12 +68,6 @@ def through(block: Any, x: Any, tracks: bool = False) -> tuple[Any, Any]:
         return x, x
     state: State = block.run(block.enter(x, tracks))
     return state, block.leave(state)
-
-
-def exact_plan(model: nn.Module) -> SlimPlan | None:
-    """The model's plan, where it is known patch by patch what a token stands for; None otherwise."""
-    plan = plan_of(model)
-    return plan if plan is not None and plan.exact else None
 
 
 def pair_rows(plan: SlimPlan, layer: int, output: State, z: Tensor) -> tuple[Tensor, Tensor]:

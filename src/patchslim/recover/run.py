@@ -21,9 +21,9 @@ from patchslim.recover.config import RecoverConfig
 from patchslim.recover.images import Parts, check_channels, labelled_part, split, training_source, views_for
 from patchslim.recover.learning import named, part
 from patchslim.recover.losses import Distillation, Supervised, measure, set_drop_path_
-from patchslim.recover.networks import check_slim, exact_plan, open_student, open_teacher
+from patchslim.recover.networks import open_student, open_teacher
 from patchslim.recover.train import Training
-from patchslim.slim import own_keys, plan_of, rectangular
+from patchslim.slim import made_from, own_keys, plan_of, rectangular
 
 Made = TypeVar("Made", bound=nn.Module)  # from a host, by any method
 
@@ -83,10 +83,12 @@ class Recovery:
         folder: Path | None,
         listen: Listener,
     ) -> None:
-        info = check_slim(slim)
+        info, plan = made_from(slim), plan_of(slim)
+        if info is None:
+            raise RecoverError("Only a slim model can be recovered; make one with patchslim.slim or load a run.")
         self.slim, self.config, self.listen = slim, config, listen
         self.source, self.teacher = training_source(images, info), open_teacher(teacher, slim, info)
-        self.student, plan = open_student(slim), plan_of(slim)
+        self.student = open_student(slim)
         self.checkpoints = Checkpoints(
             folder,
             {
@@ -98,7 +100,8 @@ class Recovery:
                 "teacher": weights_fingerprint(self.teacher.model),
             },
         )
-        self.distillation = Distillation(self.teacher, exact_plan(slim), config)
+        # Only of an exact plan it is known patch by patch what a token stands for.
+        self.distillation = Distillation(self.teacher, plan if plan and plan.exact else None, config)
         settings = config.held_out, config.seed, config.batch_size, next(slim.parameters()).device
         self.parts = split(self.source, *settings)
         check_channels(self.parts, info)
@@ -130,7 +133,7 @@ class Recovery:
             rest = stages[stages.index(progress.stage) + 1 :]
             progress.stage = FINISHED if not rest or outcome["stopped"] == "diverged" else rest[0]
             result = _host_fingerprint(self.student.model) if progress.stage == FINISHED else None
-            self._keep(progress, result, self._weights())
+            self._keep(progress, result, named("model", self.student.model.state_dict()))
         return {
             "images": len(self.source),
             "held_out_images": len(self.parts.held_out),
@@ -144,7 +147,7 @@ class Recovery:
         }
 
     def _blocks(self, progress: Progress) -> dict[str, Any]:
-        plan = exact_plan(self.slim)
+        plan = self.distillation.plan
         if plan is None or not plan.rectangular:
             why = "images keep different numbers of patches" if plan else "no plan says what its tokens stand for"
             skipped = {"stage": STAGE, "stopped": "skipped", "reason": why}
@@ -155,7 +158,7 @@ class Recovery:
             self.parts,
             self.listen,
             progress.numbers or [],
-            save=lambda found: self._keep(progress, found, self._weights()),
+            save=lambda found: self._keep(progress, found, named("model", self.student.model.state_dict())),
         )
         # Better blocks need not make a better network: what they give together decides.
         before, after = progress.before["loss"], self._measure()["loss"]
@@ -190,9 +193,6 @@ class Recovery:
         progress.numbers, progress.tensors = numbers, tensors
         progress.seconds = time.monotonic() - self.start
         self.checkpoints.write(progress)
-
-    def _weights(self) -> dict[str, Tensor]:
-        return named("model", self.student.model.state_dict())
 
     def _measure(self) -> dict[str, Any]:
         return measure(self.student, self.distillation, self.parts, self.config)

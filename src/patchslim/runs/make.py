@@ -38,10 +38,9 @@ def run_name(ratio: float) -> str:
 def check_runs_folder(folder: Path, resume: bool, sweep: bool) -> None:
     """Raise RunError unless a run, or a sweep of several, may be written or gone on with in this folder."""
     if sweep and (folder / SWEEP).exists():
-        if not resume:
-            raise RunError(f"{folder} already holds a sweep; go on with --resume, or choose another folder with --out.")
-        return
-    check_folder(folder, resume, holds_run)
+        check_folder(folder, resume, lambda own: True, "sweep")
+    else:
+        check_folder(folder, resume, holds_run)
 
 
 def make_runs(

@@ -16,17 +16,7 @@ from patchslim.files import check_same, read_json, write_json
 from patchslim.folder import LOCK, LOG, SOURCE, alone, working
 from patchslim.recover import RecoverConfig, recover
 from patchslim.recover.checkpoint import STATE
-from patchslim.runs.store import (
-    FILES,
-    METRICS,
-    PLAN,
-    RECOVERY,
-    holds_run,
-    load,
-    load_teacher,
-    put_recovered,
-    read_config,
-)
+from patchslim.runs.store import FILES, METRICS, PLAN, RECOVERY, holds_run, load, load_teacher, put_result, read_config
 
 VAL = "val.json"
 Judge = Callable[[nn.Module], dict[str, Any]]
@@ -123,12 +113,16 @@ def recover_run(
         for name in files:
             if (request.run / name).exists():
                 shutil.copyfile(request.run / name, folder / name)
-        before = _judged(memory / VAL, slim, judge)
+        before = None
+        if judge is not None:
+            if not (memory / VAL).exists():  # asked only once, however often it is interrupted
+                write_json(memory / VAL, judge(slim))
+            before = read_json(memory / VAL, RunError, "recovery's first measurement")
         found = recover(slim, teacher, source, config, checkpoint=memory, listen=told)
         report = {"settings": config.as_dict()} | found.report
         if judge is not None:
             report["val"] = {"before": before, "after": judge(found.model)}
-        put_recovered(folder, found.model, teacher, report, started | {SOURCE: source.name})
+        put_result(folder, found.model, teacher, report, started | {SOURCE: source.name})
     return report
 
 
@@ -145,12 +139,3 @@ def _finished(request: Request, started: Mapping[str, Any]) -> dict[str, Any] | 
     if not isinstance(report, dict):
         raise RunError(f"{folder / METRICS} is damaged; the model itself is whole and can be loaded.")
     return report
-
-
-def _judged(path: Path, slim: nn.Module, judge: Judge | None) -> dict[str, Any] | None:
-    """What the judge says of the model that a recovery began with, asked only once."""
-    if judge is None:
-        return None
-    if not path.exists():
-        write_json(path, judge(slim))
-    return read_json(path, RunError, "recovery's first measurement")

@@ -81,7 +81,7 @@ def write_run(slim: Any, folder: Path, config: Mapping[str, Any], metrics: Mappi
         raise RunError(f"The run can't be written to {folder}: {error.strerror or error}.") from None
 
 
-def put_recovered(
+def put_result(
     folder: Path, slim: nn.Module, teacher: nn.Module, report: Mapping[str, Any], started: Mapping[str, Any]
 ) -> None:
     """A recovery's result in the run's place. If this is interrupted, the recovery's own folder still has it."""
