@@ -6,7 +6,7 @@ import sys
 
 import typer
 
-from benchmarks import ablations, accuracy, gpu, models, peers, search, speed, table
+from benchmarks import ablations, accuracy, gpu, models, search, speed, table
 from benchmarks.export import accuracy as export_accuracy
 from benchmarks.export import parity as export_parity
 from benchmarks.export import speed as export_speed
@@ -15,6 +15,8 @@ from benchmarks.figures import house, methods
 from benchmarks.paper import commands
 from benchmarks.paper.figures import command
 from benchmarks.paper.published import TABLES
+from benchmarks.peers import parity as peers_parity
+from benchmarks.peers import speed as peers_speed
 from benchmarks.train import digits, small
 from patchslim.errors import PatchslimError
 
@@ -48,8 +50,8 @@ paper.command("figures")(command.figures)
 app.add_typer(paper, name="paper")
 
 others = app_of("ToMe's and EViT's own code beside ours.")
-others.command("parity")(peers.parity)
-others.command("speed")(peers.speed)
+others.command("parity")(peers_parity.parity)
+others.command("speed")(peers_speed.speed)
 app.add_typer(others, name="peers")
 
 files = app_of("Files that `patchslim export` writes, and layers that torchao quantises.")

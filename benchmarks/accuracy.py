@@ -38,7 +38,7 @@ from patchslim.evidence.features import Features
 from patchslim.evidence.network import relative_error
 from patchslim.hosts import HostInfo, inspect, open_host, open_slim
 from patchslim.macs import count_macs, host_macs
-from patchslim.measure.ranks import ranks_of
+from patchslim.measure.accuracy import ranks_of
 from patchslim.methods import Fitted, Task, fit, model_of
 from patchslim.recover import RecoverConfig, recover
 from patchslim.runs.make import peak_memory_gib

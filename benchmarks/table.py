@@ -117,6 +117,7 @@ def pages(question: str, rows: Sequence[Row]) -> str:
         own = [row for row in rows if key(row) == (model, device, threads)]
         where = device if threads is None else f"{device}, {threads} threads"
         notes = [f"- {method_of(row)} at {row.target_macs:g}: {row.reason}" for row in own if row.reason]
+        notes += dict.fromkeys(f"- {row.model}: {row.note}" for row in own if row.note)
         shown = markdown(columns, [row for row in own if not row.reason])
         found.append("\n".join([where if model is None else f"{model} on {where}", "", shown, "", *notes]))
     return "\n".join(found)

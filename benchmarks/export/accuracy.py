@@ -13,7 +13,17 @@ import torch.nn.functional as F
 import typer
 from torch import Tensor, nn
 
-from benchmarks.export.common import FILE, RUNTIMES, Data, Runtimes, Sample, about_slim, quantise, row_of, slimmed
+from benchmarks.export.common import (
+    FILE,
+    RUNTIMES,
+    Data,
+    Runtimes,
+    Sample,
+    about_slim,
+    quantise,
+    row_of,
+    slimmed,
+)
 from benchmarks.inputs import (
     MODEL,
     Chosen,
@@ -32,7 +42,7 @@ from benchmarks.rows import RESULTS, Row, keep
 from benchmarks.table import COLUMNS, interval, method_of, pages, value
 from patchslim.data import ImageSource, TensorImages
 from patchslim.export import FORMATS
-from patchslim.export.program import portable
+from patchslim.export.pt2_file import portable
 from patchslim.hosts import answer_of
 
 BATCH = 50  # images at a time

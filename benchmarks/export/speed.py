@@ -23,7 +23,7 @@ from benchmarks.speed import about_model
 from benchmarks.table import COLUMNS, method_of, number, pages
 from patchslim.data import tensor_images
 from patchslim.export import FORMATS, onnx_file, openvino_file
-from patchslim.export.program import portable
+from patchslim.export.pt2_file import portable
 from patchslim.hosts import HostInfo
 from patchslim.macs import host_macs
 from patchslim.timing import in_turns

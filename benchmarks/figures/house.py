@@ -13,7 +13,7 @@ from typing import Annotated, Any
 import typer
 
 from patchslim.files import replacing
-from patchslim.report.panels import new_figure
+from patchslim.report.pictures import new_figure
 
 ROOT = Path(__file__).parents[2]
 SOURCE, PICTURE = ROOT / "src" / "patchslim", ROOT / "docs" / "architecture.png"

@@ -19,7 +19,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from benchmarks.drawn import drawn_model
 from benchmarks.inputs import OWN_FAULT, Chosen, in_memory, say, scored, training_images, wilson
-from benchmarks.paper.published import Cell
+from benchmarks.paper.published import Cell, printed
 from benchmarks.rows import RESULTS, Row, about, keep
 from benchmarks.speed import about_model, contenders, timed
 from patchslim.cli.common import open_model, workers_for
@@ -28,8 +28,8 @@ from patchslim.errors import UnsupportedModel
 from patchslim.events import Event
 from patchslim.hosts import HostInfo, inspect
 from patchslim.measure import CompareConfig, SpeedConfig, compare
+from patchslim.measure.accuracy import check_labelled, ranks_of
 from patchslim.measure.comparison import label
-from patchslim.measure.ranks import check_labelled, ranks_of
 from patchslim.recover import RecoverConfig
 from patchslim.timing import DTYPES, Contest
 from patchslim.timing.modes import modes_for
@@ -69,20 +69,24 @@ class Harness:
     def measure(self, model: str, cells: Sequence[Cell], warm: bool = False) -> list[Row]:
         """The rows of a model, kept as soon as they are there."""
         lacks = self.missing(model, cells)
-        if self._note(lacks):
-            say(f"{model}: {self._note(lacks)}.")
+        if (note := self._note(model, lacks)) is not None:
+            say(f"{model}: {note}.")
         network = self._network(model)
         if lacks or not cells:
-            rows = self._timed(model, network, cells, None if lacks else self._val(network), self._note(lacks))
+            val = self._val(network) if self.val and model in self.weights else None  # the host's top-1 is still told
+            rows = self._timed(model, network, cells, val, self._note(model, lacks))
         else:
             rows = self._compared(model, network, cells)
         if not warm:
             keep(rows, self.out)
         return rows
 
-    def _note(self, lacks: Sequence[str]) -> str | None:
-        wanted = lacks and self.question != "paper-throughput"
-        return f"no top-1, for want of {', '.join(lacks)}; random weights, drawn plans" if wanted else None
+    def _note(self, model: str, lacks: Sequence[str]) -> str | None:
+        """What a reader has to know of a model's rows: of the model that stands in for the paper's, and what lacks."""
+        words = list(dict.fromkeys(row.note for row in printed("table2") if row.model == model and row.note))
+        if lacks and self.question != "paper-throughput":
+            words.append(f"no top-1, for want of {', '.join(lacks)}; random weights, drawn plans")
+        return "; ".join(words) or None
 
     def _network(self, name: str) -> nn.Module:
         torch.manual_seed(self.seed)
@@ -101,7 +105,7 @@ class Harness:
     def _timed(
         self, model: str, network: nn.Module, cells: Sequence[Cell], val: ImageSource | None, note: str | None
     ) -> list[Row]:
-        """A host and its cells in turns, with drawn plans; of a host alone top-1 too, where there are images."""
+        """A host and its cells in turns, with drawn plans; of the host top-1 too, where there are images."""
         head, rows = self._head(model) | {"note": note}, list[Row]()
         info = info_of(network)
         if info is None and not cells:
@@ -147,6 +151,7 @@ class Harness:
             listen=tell_of(model),
         )
         head = self._head(model) | {"images": table["images"]["count"], "image_size": inspect(network).image_size[0]}
+        head |= {"note": self._note(model, ())}
         base = {"method": "host", "note": "timed with the patch embedding of slim models"}
         rows = rows_of(head, base, table["base"], table)
         known = {(row["method"], row["target_macs"]): row for row in table["rows"]}

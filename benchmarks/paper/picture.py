@@ -13,7 +13,7 @@ from benchmarks.rows import Row
 from benchmarks.table import method_of
 from patchslim.files import replacing
 from patchslim.report.comparison import MARKERS
-from patchslim.report.panels import new_figure
+from patchslim.report.pictures import new_figure
 
 FAR = 10  # points lost, from which the axis is a logarithmic one
 

@@ -83,7 +83,7 @@ def cells_of(table: str, model: str, also: Iterable[float] = ()) -> list[Cell]:
     pairs += [(word, row.ratio) for row in own for word in BESIDE[table] if row.method in (PS, DPS)]
     every = [word for words in METHODS.values() for word in words if word != "uniform"]
     pairs += [(word, ratio) for ratio in also for word in (*every, *BESIDE[table])]
-    return [Cell(read_methods(word)[0], ratio) for word, ratio in dict.fromkeys(pairs)]
+    return [Cell(chosen_by(word), ratio) for word, ratio in dict.fromkeys(pairs)]
 
 
 def beside(tables: Sequence[str], row: Row) -> Published | None:
@@ -98,10 +98,12 @@ def _same(published: Published, row: Row) -> bool:
     if row.method == "host" or published.method == BASELINE:
         return row.method == "host" and published.method == BASELINE
     words = [word for word in METHODS[published.method] if published.ratio == row.target_macs]
-    return any((own.name, own.settings) == (row.method, row.settings) for own in map(_chosen, words))
+    return any((own.name, own.settings) == (row.method, row.settings) for own in map(chosen_by, words))
 
 
-def _chosen(word: str) -> Chosen:
+@cache
+def chosen_by(word: str) -> Chosen:
+    """A method with its settings."""
     return read_methods(word)[0]
 
 

@@ -1,7 +1,5 @@
 """The one verb that does it all."""
 
-from __future__ import annotations
-
 from dataclasses import asdict, is_dataclass
 from pathlib import Path
 from typing import Any

@@ -1,6 +1,6 @@
 """What a search has found out, so that it serves other ratios and an interrupted search goes on where it was.
 
-A search is deterministic, so resuming is running it again with a memory: every entry is one line of `ledger.jsonl`,
+A search is deterministic, so resuming is running it again with a memory: every entry is one line of `cache.jsonl`,
 written after its weights. A line cut short by a crash is ignored.
 """
 
@@ -18,7 +18,7 @@ from patchslim.errors import PatchslimError, RunError
 from patchslim.hosts.weights import load_weights_, write_weights
 
 Key = tuple[Any, ...]
-ENTRIES = "ledger.jsonl"
+ENTRIES = "cache.jsonl"
 ABOUT: Key = ("about",)  # what the others were found out about
 
 

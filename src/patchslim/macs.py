@@ -4,8 +4,6 @@ Matrix products only (linear layers, the patch embedding, both products of atten
 torch's flop counter halved, with fused attention off. What choosing and merging patches costs is counted too.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from torch import nn

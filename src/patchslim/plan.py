@@ -1,9 +1,7 @@
 """SlimPlan: one step per block, and for static steps the order in which patches stay. Plain data, kept as JSON."""
 
-from __future__ import annotations
-
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
@@ -24,6 +22,7 @@ SPEED = "speed"  # in `provenance`: what a plan that was made for a speed-up pre
 HOST = "host_weights"  # likewise: the fingerprint of the weights that the plan was made for
 BY_HAND = "by hand"  # the method of a plan that no method made
 
+Static = Literal["slice", "carry", "cover"]
 AnyStep = Annotated[SerializeAsAny[Step], BeforeValidator(read_step)]
 
 
@@ -42,7 +41,7 @@ class HostShape(BaseModel):
     readout: str
 
     @classmethod
-    def of(cls, info: HostInfo) -> HostShape:
+    def of(cls, info: HostInfo) -> Self:
         """The part of a host's description that a plan depends on."""
         fields = {name: getattr(info, name) for name in cls.model_fields if name != "grid"}
         return cls(**fields, grid=list(info.grid))
@@ -76,13 +75,13 @@ class SlimPlan(BaseModel):
         if self.order is not None and sorted(self.order) != list(range(self.host.patches)):
             raise ValueError(f"the order does not name each patch from 0 to {self.host.patches - 1} once")
         self._check_steps()
-        self._check_ends_alike()
         if self.host.readout in PATCH_READOUTS and not self.counts[-1]:
             raise ValueError(f"the {self.host.readout} readout needs at least one patch in the last block")
         return self
 
     def _check_steps(self) -> None:
         """Every step can be done on what the ones before it leave."""
+        least = most = self.host.patches
         chose = merged = lost = 0  # the first block after which patches are in another order, stand for several, or
         # sit nobody knows where
         for block, (entering, step) in enumerate(zip(self.entering, self.steps, strict=True), start=1):
@@ -105,15 +104,11 @@ class SlimPlan(BaseModel):
                 chose = chose or block
             merged = merged or block * step.sizes
             lost = lost or block * (not step.placed)
-
-    def _check_ends_alike(self) -> None:
-        """The head is given one tensor, so in the end all images have equally many patches."""
-        least = most = self.host.patches
-        for step in self.steps:
             least, most = step.bounds(least, most)
-        if least != most:
+        if least != most:  # the head is given one tensor
             raise ValueError(
-                "images end with different numbers of patches; let the last block keep none, or a number without `above`"
+                "images end with different numbers of patches; "
+                "let the last block keep none, or a number without `above`"
             )
 
     @property
@@ -158,26 +153,22 @@ class SlimPlan(BaseModel):
     @property
     def choosing(self) -> list[int]:
         """The blocks (from 1) that leave patches out."""
-        return [
-            layer
-            for layer, (entering, count) in enumerate(zip(self.entering, self.counts, strict=True), start=1)
-            if 0 < count < entering
-        ]
+        blocks = enumerate(zip(self.entering, self.counts, strict=True), start=1)
+        return [layer for layer, (entering, count) in blocks if 0 < count < entering]
 
     def check_fits(self, info: HostInfo) -> None:
         """Raise PlanError unless the plan was made for a model of this name and shape."""
-        there = HostShape.of(info)
-        for field in HostShape.model_fields:
-            planned, actual = getattr(self.host, field), getattr(there, field)
+        for field, actual in HostShape.of(info):
+            planned = getattr(self.host, field)
             if planned != actual:
                 raise PlanError(
                     f"This plan was made for {self.host.name} ({field} {planned}) and does not fit "
                     f"{info.name} ({field} {actual}); make a plan for this model with `patchslim slim`."
                 )
 
-    def with_(self, **changes: Any) -> SlimPlan:
+    def with_(self, **changes: Any) -> Self:
         """The plan with some fields changed, checked anew."""
-        return SlimPlan(**{name: getattr(self, name) for name in SlimPlan.model_fields} | changes)
+        return type(self)(**{name: getattr(self, name) for name in SlimPlan.model_fields} | changes)
 
     def to_json(self) -> str:
         """The plan as JSON, one line per block, the same bytes for the same plan."""
@@ -193,7 +184,7 @@ class SlimPlan(BaseModel):
         write_text(Path(path), self.to_json())
 
     @classmethod
-    def load(cls, path: str | Path) -> SlimPlan:
+    def load(cls, path: str | Path) -> Self:
         """Read a plan back; PlanError says what is wrong with the file."""
         data = read_json(Path(path), PlanError, "plan")
         if "version" not in data:
@@ -221,36 +212,25 @@ def explain(error: ValidationError) -> str:
 
 def make_plan(info: HostInfo, steps: Sequence[Step], order: Sequence[int] | None = None, **fields: Any) -> SlimPlan:
     """A plan for a host; PlanError when the steps do not make one."""
+    found = None if order is None else list(order)
     try:
-        return SlimPlan(
-            host=HostShape.of(info), steps=list(steps), order=None if order is None else list(order), **fields
-        )
+        return SlimPlan(host=HostShape.of(info), steps=list(steps), order=found, **fields)
     except ValidationError as error:
         raise PlanError(f"These steps do not make a plan: {explain(error)}.") from None
 
 
-STATIC: Mapping[str, type[Slice | Carry | Cover]] = {"slice": Slice, "carry": Carry, "cover": Cover}
-
-
 def static_plan(
-    info: HostInfo,
-    kept: Sequence[Sequence[int]],
-    step: Literal["slice", "carry", "cover"] = "slice",
-    drops: Sequence[int] = (),
-    **fields: Any,
+    info: HostInfo, kept: Sequence[Sequence[int]], step: Static = "slice", drops: Sequence[int] = (), **fields: Any
 ) -> SlimPlan:
     """A plan from the patches of each block, every list a part of the one before; PlanError when they are not.
 
     The blocks in `drops` (from 1) slice, whatever the others do.
     """
     order = order_of(kept, info.patches)
-    steps = static_steps(info, [len(block) for block in kept], step, drops)
-    return make_plan(info, steps, order, **fields)
+    return make_plan(info, static_steps(info, [len(block) for block in kept], step, drops), order, **fields)
 
 
-def static_steps(
-    info: HostInfo, counts: Sequence[int], step: Literal["slice", "carry", "cover"], drops: Sequence[int] = ()
-) -> list[Step]:
+def static_steps(info: HostInfo, counts: Sequence[int], step: Static, drops: Sequence[int] = ()) -> list[Step]:
     """Static steps that keep so many patches in each block."""
     entering, steps = info.patches, list[Step]()
     for layer, count in enumerate(counts, start=1):
@@ -258,8 +238,10 @@ def static_steps(
             steps.append(Carry(n=count))
         elif count == entering:
             steps.append(Keep())
+        elif step == "cover" and count and layer not in drops:
+            steps.append(Cover(n=count))
         else:
-            steps.append(Slice(n=count) if count == 0 or layer in drops else STATIC[step](n=count))
+            steps.append(Slice(n=count))
         entering = count
     return steps
 

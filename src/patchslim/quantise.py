@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.module import register_module_forward_pre_hook
 
 from patchslim.errors import PatchslimError
 from patchslim.hosts import classifiers_of, split_qkv_
@@ -49,16 +50,14 @@ def quantised(model: nn.Module, way: str, batch: Tensor) -> nn.Module:
 def rows_seen(model: nn.Module, batch: Tensor) -> dict[str, int]:
     """How many rows each linear layer is given for a batch (B, C, H, W), by name; those never called are not there."""
     rows: dict[str, int] = {}
-    hooks = [
-        layer.register_forward_pre_hook(lambda layer, given, name=name: rows.update({name: given[0][..., 0].numel()}))
-        for name, layer in model.named_modules()
-        if isinstance(layer, nn.Linear)
-    ]
-    try:
+    names = {layer: name for name, layer in model.named_modules() if isinstance(layer, nn.Linear)}
+
+    def watch(layer: Any, given: Any) -> None:
+        if layer in names:
+            rows[names[layer]] = given[0][..., 0].numel()
+
+    with register_module_forward_pre_hook(watch):
         model(batch)
-    finally:
-        for hook in hooks:
-            hook.remove()
     return rows
 
 

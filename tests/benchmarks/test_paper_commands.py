@@ -6,10 +6,12 @@ from pathlib import Path
 import pytest
 import timm
 
+import patchslim as ps
 from benchmarks.paper import published
 from benchmarks.paper.published import DPS, PS, Published
 from benchmarks.rows import Row
 from patchslim.hosts.digits_vit import DIGITS_WEIGHTS
+from patchslim.measure import evaluate
 
 TINY = "digits_vit"
 WEIGHTS = ("--weights", f"{TINY}={DIGITS_WEIGHTS}")
@@ -29,10 +31,10 @@ def one_model(monkeypatch: pytest.MonkeyPatch) -> None:
     second = (
         Published(TINY, 99.0, 0.05, name="Digits"),
         Published(TINY, 98.0, 0.03, DPS, host_gmacs=0.05, name="DPS-Digits"),
-        Published("swin_s3_tiny_224", 80.0, 4.7, name="Swin"),
+        Published("swin_s3_tiny_224", 80.0, 4.7, name="Swin", note="a relative"),
     )
     tables = {"table1": first, "table2": second, "table3": (first[0], first[2])}
-    for module in ("published", "text", "picture"):
+    for module in ("published", "text", "picture", "harness"):
         monkeypatch.setattr(f"benchmarks.paper.{module}.printed", tables.get)
     monkeypatch.setitem(published.BESIDE, "table1", ("tome",))
 
@@ -76,9 +78,13 @@ def test_table_2_has_models_that_cannot_be_slimmed(run: Run) -> None:
     assert [(row.model, row.method) for row in rows] == [
         *((TINY, "host"), (TINY, "dps"), (TINY, "predict"), (TINY, "merge"), ("swin_s3_tiny_224", "host")),
     ]
+    model = timm.create_model(TINY, pretrained=True).eval()
+    images = ps.open_images("digits:test", model=model, limit=30, seed=0)
+    assert (rows[0].top1, rows[1].top1) == (evaluate(model, images).top1, None)  # nothing to choose patches by
     swin = timm.create_model("swin_s3_tiny_224")
     assert rows[-1].parameters == sum(weight.numel() for weight in swin.parameters())
     assert (rows[-1].images_per_second or 0) > 0
+    assert "- swin_s3_tiny_224: a relative; no top-1, for want of weights" in shown
     assert "| DPS-Digits | `digits_vit` | `dps` | 0.6 (0.03 G) | 98.0 (-1.0) |" in shown
 
 

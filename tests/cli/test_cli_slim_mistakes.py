@@ -161,7 +161,7 @@ def test_a_full_disk_is_told_and_nothing_is_half_written(
 def test_a_crash_after_the_plan_was_written_does_no_harm(run: Run, tmp_path: Path) -> None:
     assert run(*QUICK, "--out", "a")[0] == 0
     (tmp_path / "a" / "search").mkdir()
-    (tmp_path / "a" / "search" / "ledger.jsonl").write_text("")
+    (tmp_path / "a" / "search" / "cache.jsonl").write_text("")
     assert run("inspect", "a")[0] == 0
     assert run(*QUICK, "--out", "a", "--resume")[0] == 0
     assert not (tmp_path / "a" / "search").exists()

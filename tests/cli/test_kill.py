@@ -14,8 +14,8 @@ from commands import ON_CPU, Run
 
 DIGITS = ("digits_vit", "--pretrained", *ON_CPU, "--images", "16", "--batch-size", "8")
 SEARCHES = {
-    "ps": ("--tolerance", "0.01", "--set", "step=4", "--set", "tune_epochs=1"),  # its ledger has tuned blocks
-    "merge": ("--target-macs", "0.6"),  # its ledger has distances, then candidates
+    "ps": ("--tolerance", "0.01", "--set", "step=4", "--set", "tune_epochs=1"),  # its cache has tuned blocks
+    "merge": ("--target-macs", "0.6"),  # its cache has distances, then candidates
 }
 COMPARE = ("compare", *DIGITS, "--val", "digits:test", "--limit", "20", "--bench-batch-size", "1", "--seconds", "0.01")
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="no such signals")
@@ -43,8 +43,8 @@ def lines(path: Path) -> int:
 @pytest.mark.parametrize(("method", "entries"), [("ps", 2), ("merge", 12)])
 def test_a_search(run: Run, tmp_path: Path, method: str, entries: int) -> None:
     command = ("slim", *DIGITS, "--method", method, *SEARCHES[method], "--out")
-    ledger = tmp_path / "killed" / "search" / "ledger.jsonl"
-    kill(tmp_path, (*command, "killed"), lambda: lines(ledger) >= entries)
+    cache = tmp_path / "killed" / "search" / "cache.jsonl"
+    kill(tmp_path, (*command, "killed"), lambda: lines(cache) >= entries)
     assert not (tmp_path / "killed" / "plan.json").exists()
     for words in (("killed", "--resume"), ("whole",)):
         assert run(*command, *words)[0] == 0
@@ -58,8 +58,8 @@ def test_a_comparison(run: Run, tmp_path: Path) -> None:
     """The finished row stays as it is; the search of the other goes on."""
     command = (*COMPARE, "--methods", "tome,merge", "--target-macs", "0.6", "--out", "killed")
     cell = tmp_path / "killed" / "cells" / "tome@0.6.json"
-    ledger = tmp_path / "killed" / "working" / "searches" / "merge" / "ledger.jsonl"
-    kill(tmp_path, command, lambda: lines(ledger) >= 12)
+    cache = tmp_path / "killed" / "working" / "searches" / "merge" / "cache.jsonl"
+    kill(tmp_path, command, lambda: lines(cache) >= 12)
     before = cell.read_bytes()
     code, out, err = run(*command, "--resume")
     assert code == 0, err

@@ -15,10 +15,8 @@ from torch import nn
 import patchslim as ps
 from measure.comparing import IMAGES, QUICK, Named, labelled
 from patchslim.measure import CompareConfig, SpeedConfig, compare, comparison, evaluate_pair
-from patchslim.measure.comparison import label
-from patchslim.measure.hits import from_hex, to_hex
-from patchslim.measure.intervals import with_intervals
-from patchslim.measure.row_speed import timed_beside
+from patchslim.measure.comparison import label, timed_beside
+from patchslim.measure.paired import from_hex, to_hex, with_intervals
 from patchslim.methods import Fitted, Task
 from small import make_host, make_images
 

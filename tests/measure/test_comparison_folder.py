@@ -84,7 +84,7 @@ def test_resume_measures_only_what_is_missing(tmp_path: Path) -> None:
 
 
 def test_an_interrupted_search_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """To the same plan, and what the ledger has is not found out again."""
+    """To the same plan, and what the cache has is not found out again."""
     model, found, asked = make_host(), list[str](), list[Any]()
     val, put = labelled(model), Cache.put
 
@@ -100,7 +100,7 @@ def test_an_interrupted_search_goes_on(tmp_path: Path, monkeypatch: pytest.Monke
     folder = tmp_path / "a"
     with pytest.raises(KeyboardInterrupt):
         compare(model, IMAGES, val, ["tome", "merge"], [0.6], QUICK, folder=folder, listen=stop)
-    known = (folder / "working" / "searches" / "merge" / "ledger.jsonl").read_text().count("\n")
+    known = (folder / "working" / "searches" / "merge" / "cache.jsonl").read_text().count("\n")
     assert known >= 5
     monkeypatch.setattr(Cache, "put", counted)
     (alone,) = compare(model, IMAGES, val, ["merge"], [0.6], QUICK)["rows"]

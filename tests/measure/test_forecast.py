@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from patchslim.measure.forecast import Forecast, forecast
+from patchslim.measure.bench import Forecast, forecast
 from small import PYRAMID, make_host, plan_of
 
 TOLD: dict[str, Any] = {

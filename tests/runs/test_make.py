@@ -91,7 +91,7 @@ def test_an_interrupted_sweep_goes_on_to_the_same_plans(name: str, events: int, 
     folder = tmp_path / "cut"
     with pytest.raises(Interrupted):
         go(folder, METHODS[name], RATIOS, interrupt_after(events))
-    assert (folder / "search" / "ledger.jsonl").exists()
+    assert (folder / "search" / "cache.jsonl").exists()
     with pytest.raises(ps.RunError, match="--resume"):
         check_runs_folder(folder, resume=False, sweep=True)
     check_runs_folder(folder, resume=True, sweep=True)

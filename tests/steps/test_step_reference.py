@@ -35,7 +35,7 @@ def off(model: nn.Module, plan: SlimPlan, weights: dict[str, Tensor], images: Te
 def test_alone(kind: str, name: str) -> None:
     model = make_host(kind)
     plan, weights = alone(model, OURS[name](9))
-    images = make_images(3)
+    images = make_images(2)
     assert off(model, plan, weights, images) < CLOSE
     if name != "keep":  # it can't pass because nothing happens
         with torch.no_grad():

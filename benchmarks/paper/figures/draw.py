@@ -11,7 +11,7 @@ from benchmarks.rows import Row
 from patchslim.errors import DataError
 from patchslim.files import replacing
 from patchslim.report.comparison import MARKERS
-from patchslim.report.panels import new_figure
+from patchslim.report.pictures import new_figure
 
 WAYS = {"skip": "this block only", "drop": "this block and all later ones"}
 

@@ -17,7 +17,7 @@ from patchslim.data import ImageSource
 from patchslim.evidence.features import Features
 from patchslim.hosts import Host, open_host
 from patchslim.macs import host_macs
-from patchslim.measure.ranks import ranks_of
+from patchslim.measure.accuracy import ranks_of
 
 SEARCH_BATCH, SEARCH_BYTES = 32, 2 * 2**30  # as `patchslim slim` has them
 

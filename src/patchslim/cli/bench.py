@@ -17,8 +17,7 @@ from patchslim.errors import PatchslimError, first_words
 from patchslim.files import write_json
 from patchslim.measure import BenchConfig, device_name
 from patchslim.measure import bench as measure
-from patchslim.measure.bench import by_dtype
-from patchslim.measure.forecast import Forecast, forecast
+from patchslim.measure.bench import Forecast, by_dtype, forecast
 from patchslim.plan import SlimPlan
 from patchslim.runs.store import PLAN, load, load_host
 from patchslim.timing.memory import out_of_memory

@@ -41,7 +41,7 @@ from patchslim.data import open_images
 from patchslim.errors import BudgetError, MethodError, PatchslimError
 from patchslim.files import write_text
 from patchslim.measure import DTYPES, CompareConfig, SpeedConfig, compare
-from patchslim.measure.ranks import check_labelled
+from patchslim.measure.accuracy import check_labelled
 from patchslim.measure.store import RESULT, check_place
 from patchslim.methods import make
 from patchslim.methods import names as all_methods

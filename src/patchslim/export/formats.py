@@ -1,16 +1,28 @@
-"""The formats: for each how to write a file, run it, read its metadata, and make it INT8."""
+"""The formats: for each how to write a file, run it, read its metadata, and make it INT8.
 
+Metadata is what travels in a file beside the graph: how to prepare images, the plan, and what made it. One JSON object.
+"""
+
+import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, Literal
 
 from torch import Tensor, nn
 
 from patchslim.data import ImageSource
-from patchslim.errors import ExportError
+from patchslim.data.transform import data_config
+from patchslim.errors import DataError, ExportError
 from patchslim.export import onnx_file, openvino_file, pt2_file
+from patchslim.export.pt2_file import info_of
+from patchslim.hosts import HostInfo
+from patchslim.hosts.timm_spec import listed
+from patchslim.slim import plan_of
+from patchslim.version import __version__
 
-Runner = Callable[[Tensor], Tensor]  # images (B, C, H, W) → logits (B, classes)
+METADATA_VERSION = 1
+PREPARATION = ("mean", "std", "interpolation", "crop_pct", "crop_mode")
 
 
 @dataclass(frozen=True)
@@ -22,7 +34,7 @@ class Format:
     needs: tuple[str, ...]  # packages
     int8_needs: tuple[str, ...]
     write: Callable[[nn.Module, Path, str], None]
-    runner: Callable[[Path], Runner]
+    runner: Callable[[Path], Callable[[Tensor], Tensor]]  # it takes images (B, C, H, W) → logits (B, classes)
     read_text: Callable[[Path], str | None]
     quantise: Callable[[Path, Path, ImageSource, str], None] | None = None
 
@@ -33,7 +45,8 @@ OPENVINO = (openvino_file.write, openvino_file.runner, openvino_file.read_text, 
 _ALL = (
     Format("onnx", ".onnx", ("onnx", "onnxscript", "onnxruntime"), (), *ONNX),
     Format("torch-export", ".pt2", (), (), *PT2),
-    Format("openvino", ".xml", ("onnx", "onnxscript", "openvino"), ("nncf",), *OPENVINO),  # made from the ONNX graph
+    # Its IR is made from the ONNX graph.
+    Format("openvino", ".xml", ("onnx", "onnxscript", "openvino"), ("nncf",), *OPENVINO),
 )
 FORMATS = {each.name: each for each in _ALL}
 
@@ -52,3 +65,42 @@ def format_of(path: Path) -> Format:
             return each
     endings = ", ".join(each.suffix for each in _ALL)
     raise ExportError(f"{path} is no exported file by its name; they end in {endings}.")
+
+
+def metadata_of(model: nn.Module, precision: Literal["fp32", "int8"] = "fp32") -> dict[str, Any]:
+    """The metadata of a model's file; `plan` is None for a host, and for a model that was made without one."""
+    info, plan = info_of(model), plan_of(model)
+    return {
+        "version": METADATA_VERSION,
+        "patchslim": __version__,
+        "host": info.name,
+        "precision": precision,
+        "classes": info.classes,
+        "preprocessing": _preprocessing(model, info),
+        "plan": None if plan is None else json.loads(plan.to_json()),
+    }
+
+
+def _preprocessing(model: nn.Module, info: HostInfo) -> dict[str, Any]:
+    """How timm prepares a picture for the model. Where no picture has its channels, only the size is known."""
+    size = {"input_size": [info.channels, *info.image_size]}
+    try:
+        config = data_config(model)
+    except DataError:
+        return size
+    return size | listed({name: config[name] for name in PREPARATION if name in config})
+
+
+def read_metadata(path: str | Path) -> dict[str, Any]:
+    """The metadata of a file that patchslim exported, of any format, known by the ending of its name."""
+    path = Path(path)
+    if not path.is_file():
+        raise ExportError(f"There is no exported file at {path}.")
+    text = format_of(path).read_text(path)
+    try:
+        data = json.loads(text or "")
+    except ValueError:
+        data = None
+    if not isinstance(data, dict):
+        raise ExportError(f"{path} holds no patchslim metadata; export it with `patchslim export`.")
+    return data

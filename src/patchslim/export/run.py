@@ -9,10 +9,9 @@ from torch import Tensor, nn
 
 from patchslim.data import ImageSource, as_source
 from patchslim.errors import ExportError, PlanError
-from patchslim.export.formats import Format, open_format
-from patchslim.export.metadata import metadata_of
+from patchslim.export.formats import Format, metadata_of, open_format
 from patchslim.export.parity import Parity, check, compare, noise
-from patchslim.export.program import check_exportable, info_of, portable
+from patchslim.export.pt2_file import check_exportable, info_of, portable
 from patchslim.hosts import HostInfo
 from patchslim.packages import need, need_nncf
 

@@ -1,7 +1,5 @@
-"""Host families. `open_host` finds the one a model belongs to, or says why there is none.
-
-Another family is another file beside `timm_vit.py` and its like.
-"""
+"""Host families: `open_host` finds the one a model belongs to, or says why there is none. Another family is another
+file beside `timm_vit.py` and its like."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -54,10 +52,8 @@ def open_host(model: nn.Module) -> Host:
 
 
 def open_slim(model: nn.Module, info: HostInfo | None = None) -> Host:
-    """A slim model seen as the host it was made from: the same embedding and head around other blocks.
-
-    Nothing is checked. `info` is read off the model where it is not given.
-    """
+    """A slim model seen as the host it was made from, around other blocks: nothing is checked, `info` is read off it
+    where it is not given."""
     return _family(model)(model, info)
 
 
@@ -73,8 +69,7 @@ def _family(model: nn.Module) -> type[HFViT] | type[StemHost] | type[TimmViT]:
 
 
 def inspect(model: nn.Module) -> HostInfo:
-    """Depth, width, heads, prefix tokens, patches and readout, of a slim model its host's; UnsupportedModel says why
-    not."""
+    """Depth, width, heads, patches and readout of a host, or of a slim model's host; UnsupportedModel says why not."""
     return _seen(model).info
 
 

@@ -11,8 +11,7 @@ from torch import Tensor, nn
 from patchslim.hosts.block import BlockMath, BlockNames
 
 Readout = Literal["class", "class+distillation", "class+auxiliary", "class+mean", "mean", "attention-pool"]
-# Those that read patches of the last block.
-PATCH_READOUTS = ("class+auxiliary", "class+mean", "mean", "attention-pool")
+PATCH_READOUTS = ("class+auxiliary", "class+mean", "mean", "attention-pool")  # they read patches of the last block
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,5 @@
 """A transformer block, computed for some of its tokens only: queries from the kept tokens, keys and values from every
-token that came in (paper, Eq. 2). The same mathematics serves timm and transformers: their blocks differ in names.
-"""
+token that came in (paper, Eq. 2). The same mathematics serves timm and transformers: their blocks differ in names."""
 
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -29,10 +28,7 @@ class BlockNames:
 
 
 class Incoming(NamedTuple):
-    """A block's input, normalised and projected: x and y = LN1(x) (B, n_in, d), k and v (B, H, n_in, d_h).
-
-    Queries likewise where they come for nothing.
-    """
+    """A block's input x and y = LN1(x), (B, n_in, d), its k and v (B, H, n_in, d_h); q where it comes for nothing."""
 
     x: Tensor
     y: Tensor

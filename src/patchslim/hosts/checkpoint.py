@@ -1,7 +1,5 @@
-"""A user's own checkpoint: safetensors, or what torch.save wrote, of which nothing but tensors is ever read.
-
-Where it is another model's, its shapes tell which.
-"""
+"""A user's own checkpoint: safetensors, or what torch.save wrote, of which nothing but tensors is ever read. Where it
+is another model's, its shapes tell which."""
 
 import argparse
 import math
@@ -40,10 +38,8 @@ def read_checkpoint(path: Path) -> dict[str, Tensor]:
 
 
 def put_checkpoint_(model: nn.Module, weights: Mapping[str, Tensor], source: str) -> None:
-    """Put a whole checkpoint into the model, or leave it as it was and raise CheckpointError.
-
-    Where the weights are another variant's or another image size's, the message names it.
-    """
+    """Put a whole checkpoint into the model, or leave it as it was and raise CheckpointError, which names the variant
+    or the image size that the weights are of."""
     wrong = misfit(model, weights)
     if wrong is not None and (right := _hint(model, weights)) is not None:
         raise CheckpointError(f"{source} does not fit: {wrong}; {right}.")

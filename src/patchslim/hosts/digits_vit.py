@@ -1,8 +1,5 @@
-"""The small ViT that comes with patchslim: handwritten digits, 32×32 pixels, 64 patches. Registered with timm.
-
-`timm.create_model("digits_vit", pretrained=True)` once patchslim is imported; `python -m benchmarks train
-digits` made its weights.
-"""
+"""The small ViT that comes with patchslim: handwritten digits, 32×32 pixels, 64 patches. It is registered with timm:
+`timm.create_model("digits_vit", pretrained=True)`. `python -m benchmarks train digits` made its weights."""
 
 from pathlib import Path
 from typing import Any

@@ -1,5 +1,4 @@
-"""How pictures are prepared for a transformers model, in timm's words: from its preprocessor_config.json, or as its
-family is prepared."""
+"""How pictures are prepared for a transformers model, in timm's words: by preprocessor_config.json or its family."""
 
 import math
 from collections.abc import Mapping

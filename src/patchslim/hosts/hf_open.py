@@ -2,7 +2,7 @@
 only, code from nowhere: the class is one of those patchslim knows, whatever a config asks for."""
 
 from collections.abc import Mapping
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from importlib import import_module
 from importlib.metadata import version
 from pathlib import Path
@@ -26,12 +26,9 @@ CONFIG = "config.json"
 
 def is_hf_folder(path: Path) -> bool:
     """Whether a folder holds a transformers model: its config names a model type, which a run's does not."""
-    if not (path / CONFIG).is_file():
-        return False
-    try:
-        return "model_type" in read_json(path / CONFIG, UnsupportedModel, "config")
-    except UnsupportedModel:
-        return False
+    with suppress(UnsupportedModel):
+        return (path / CONFIG).is_file() and "model_type" in read_json(path / CONFIG, UnsupportedModel, "config")
+    return False
 
 
 def is_hf_name(name: str) -> bool:
@@ -82,8 +79,8 @@ def _class_of(found: Any, source: str, local: bool) -> tuple[Any, dict[str, Any]
 def _loaded(cls: Any, source: str, local: bool, **settings: Any) -> Any:
     ways = {"use_safetensors": True, "local_files_only": local, "output_loading_info": True}
     with _reading(source, local):
-        model, told = cls.from_pretrained(source, **ways, **settings)
-    missing = sorted(name for name in told["missing_keys"] if not name.endswith("mask_token"))  # only pretraining's
+        model, report = cls.from_pretrained(source, **ways, **settings)
+    missing = sorted(name for name in report["missing_keys"] if not name.endswith("mask_token"))  # only pretraining's
     if missing and all(name.startswith("pooler.") for name in missing):
         return _loaded(cls, source, local, add_pooling_layer=False)  # it was published without
     if missing:

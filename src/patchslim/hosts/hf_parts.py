@@ -58,24 +58,22 @@ REGISTERS = replace(DINO, name="DINOv2 with registers", layer="Dinov2WithRegiste
 SIGLIP = Family("SigLIP", "SiglipEncoderLayer", "encoder.layers", EMBEDDING, "post_layernorm", OPENAI_BLOCK, 0)
 CLIP = replace(SIGLIP, name="CLIP", layer="CLIPEncoderLayer", prefix=1, pre_norm="pre_layrnorm", norm_patches=False)
 
-BOTH_CLASSIFIERS = ("cls_classifier", "distillation_classifier")
+CLASSIFIER, BOTH_CLASSIFIERS = ("classifier",), ("cls_classifier", "distillation_classifier")
 KINDS = {
     "ViTModel": Kind(VIT, "", "class", ("pooler",)),
-    "ViTForImageClassification": Kind(VIT, "vit", "class", ("classifier",)),
+    "ViTForImageClassification": Kind(VIT, "vit", "class", CLASSIFIER),
     "DeiTModel": Kind(DEIT, "", "class", ("pooler",)),
-    "DeiTForImageClassification": Kind(DEIT, "deit", "class", ("classifier",)),
+    "DeiTForImageClassification": Kind(DEIT, "deit", "class", CLASSIFIER),
     "DeiTForImageClassificationWithTeacher": Kind(DEIT, "deit", "class+distillation", BOTH_CLASSIFIERS),
     "Dinov2Model": Kind(DINO, "", "class"),
-    "Dinov2ForImageClassification": Kind(DINO, "dinov2", "class+mean", ("classifier",)),
+    "Dinov2ForImageClassification": Kind(DINO, "dinov2", "class+mean", CLASSIFIER),
     "Dinov2WithRegistersModel": Kind(REGISTERS, "", "class"),
-    "Dinov2WithRegistersForImageClassification": Kind(
-        REGISTERS, "dinov2_with_registers", "class+mean", ("classifier",)
-    ),
+    "Dinov2WithRegistersForImageClassification": Kind(REGISTERS, "dinov2_with_registers", "class+mean", CLASSIFIER),
     "CLIPVisionModel": Kind(CLIP, "", "class"),
     "CLIPVisionModelWithProjection": Kind(CLIP, "vision_model", "class", ("visual_projection",)),
-    "CLIPForImageClassification": Kind(CLIP, "vision_model", "mean", ("classifier",)),
+    "CLIPForImageClassification": Kind(CLIP, "vision_model", "mean", CLASSIFIER),
     "SiglipVisionModel": Kind(SIGLIP, "", "attention-pool"),
-    "SiglipForImageClassification": Kind(SIGLIP, "vision_model", "mean", ("classifier",)),
+    "SiglipForImageClassification": Kind(SIGLIP, "vision_model", "mean", CLASSIFIER),
 }
 # Models of pictures and words: their vision tower is opened.
 OPENED_AS = {"CLIPModel": "CLIPVisionModelWithProjection", "SiglipModel": "SiglipVisionModel"}

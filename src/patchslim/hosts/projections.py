@@ -30,10 +30,7 @@ def one_product(y: Tensor, n: int, axis: int) -> bool:
 
 @dataclass(frozen=True)
 class Projections:
-    """An attention with `q_proj`, `k_proj` and `v_proj`, so that each runs on the tokens it is for.
-
-    Other names differ from model to model.
-    """
+    """An attention with `q_proj`, `k_proj` and `v_proj`, each run on the tokens it is for; other names differ."""
 
     heads: str
     scale_name: str
@@ -135,10 +132,8 @@ def _rows(layer: Any, y: Tensor, rows: slice) -> Tensor:
 
 
 class SplitQkv(nn.Module):
-    """Stands in for an attention's `qkv`: its first rows, the queries', in one layer, all others in another.
-
-    It is for whatever takes layers and no rows of their weights, as quantisers do.
-    """
+    """Stands in for an attention's `qkv`: its first rows, the queries', in one layer, all others in another. It is for
+    whatever takes layers and no rows of their weights, as quantisers do."""
 
     def __init__(self, qkv: nn.Linear, queries: int) -> None:
         super().__init__()

@@ -12,7 +12,6 @@ from typing import Any
 from torch import nn
 
 PARTS = ("_modules", "_parameters", "_buffers")
-STEP = "step"  # the child that a slim block has beside its host block's
 
 
 @dataclass(frozen=True)
@@ -78,7 +77,7 @@ def is_slim_block(block: nn.Module) -> bool:
 
 
 def host_parameters(model: nn.Module, blocks: Iterable[nn.Module]) -> int:
-    """How many parameters a model has, those that slim blocks' steps own left out."""
-    steps = [getattr(block, STEP, None) for block in blocks if is_slim_block(block)]
+    """How many parameters a model has, those left out that slim blocks own beside their hosts': their steps'."""
+    steps = [getattr(block, "step", None) for block in blocks if is_slim_block(block)]
     own = {id(weight) for step in steps if isinstance(step, nn.Module) for weight in step.parameters()}
     return sum(weight.numel() for weight in model.parameters() if id(weight) not in own)

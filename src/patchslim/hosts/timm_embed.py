@@ -45,12 +45,11 @@ def matmul_embed(embed: Any) -> nn.Module:
 
 def with_matmul_embed(model: nn.Module) -> nn.Module:
     """A copy of a host with the patch embedding of its slim models; where none is the same thing, with its own."""
-    faster = copy.deepcopy(model)
-    put_matmul_embed_(faster)
-    return faster
+    return put_matmul_embed_(copy.deepcopy(model))
 
 
-def put_matmul_embed_(model: Any) -> None:
-    """Put the faster stand-in into a model (changes it) where it has a patch embedding that it is the same as."""
+def put_matmul_embed_(model: Any) -> nn.Module:
+    """The model itself, with the faster stand-in where it is the same thing."""
     if hasattr(model, "patch_embed"):
         model.patch_embed = matmul_embed(model.patch_embed)
+    return model

@@ -81,7 +81,7 @@ def _seen(model: nn.Module) -> tuple[Any, ...]:
 def _kwargs(model: Any) -> dict[str, Any]:
     block, stem = model.blocks[0], model.stem if isinstance(model, StemViT) else model.patch_embed
     hidden = (block.mlp.fc1_g if isinstance(block.mlp, SwiGLU) else block.mlp.fc1).out_features
-    own = _t2t_kwargs if isinstance(model, T2TViT) else _lv_kwargs if isinstance(model, LVViT) else _vit_kwargs
+    own = _stem_kwargs if isinstance(model, StemViT) else _vit_kwargs
     named = {name: getattr(model, name) for name in ("in_chans", "num_classes", "embed_dim")}
     return (
         own(model)
@@ -127,23 +127,14 @@ def _vit_kwargs(model: Any) -> dict[str, Any]:
     }
 
 
-def _t2t_kwargs(model: Any) -> dict[str, Any]:
-    stem = model.tokens_to_token
-    return {
-        "tokens_type": model.tokens_type,
-        "token_dim": stem.attention1.out_dim,
-        "splits": [list(split) for split in stem.splits],
-    }
-
-
-def _lv_kwargs(model: Any) -> dict[str, Any]:
-    scale, stem = model.blocks[0].ls1, model.patch_embed
-    return {
-        "patch_size": stem.patch_size[0],
-        "stem_width": stem.conv1.out_channels,
-        "skip_lam": scale.skip_lam if isinstance(scale, ResidualScale) else 1.0,
-        "readout": model.readout,
-    }
+def _stem_kwargs(model: Any) -> dict[str, Any]:
+    stem, scale = model.stem, model.blocks[0].ls1
+    if isinstance(model, T2TViT):
+        splits = [list(split) for split in stem.splits]
+        return {"tokens_type": model.tokens_type, "token_dim": stem.attention1.out_dim, "splits": splits}
+    sizes = {"patch_size": stem.patch_size[0], "stem_width": stem.conv1.out_channels}
+    skip_lam = scale.skip_lam if isinstance(scale, ResidualScale) else 1.0
+    return sizes | {"skip_lam": skip_lam, "readout": model.readout}
 
 
 def _does(module: nn.Module) -> bool:

@@ -1,7 +1,5 @@
-"""timm's VisionTransformer as a host: DeiT, DeiT-III, augreg, DINOv2, CLIP, SigLIP and their like.
-
-What can't be reproduced exactly is refused by name, with the reason.
-"""
+"""timm's VisionTransformer as a host: DeiT, DeiT-III, augreg, DINOv2, CLIP, SigLIP and their like. What can't be
+reproduced exactly is refused by name, with the reason."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -90,6 +88,7 @@ class TimmViT(Host):
     def _info(self, stem: Any, **own: Any) -> HostInfo:
         """What all models with timm's blocks say alike, and what a family has found out of its own."""
         model = self.model
+        widths = ((block.attn.qkv.in_features, block.attn.attn_dim, linear_macs(block.mlp)) for block in model.blocks)
         return HostInfo(
             name=model_name(model),
             depth=len(model.blocks),
@@ -101,7 +100,7 @@ class TimmViT(Host):
             image_size=tuple(stem.img_size),
             channels=model.in_chans,
             classes=model.num_classes,
-            blocks=tuple(_block_shape(block) for block in model.blocks),
+            blocks=tuple(BlockShape(*own) for own in widths),
             **own,
         )
 
@@ -155,10 +154,6 @@ def _readout(model: Any) -> Readout:
     if isinstance(model.attn_pool, layers.AttentionPoolLatent):
         return "attention-pool"
     return "class" if model.global_pool == "token" else "mean"
-
-
-def _block_shape(block: Any) -> BlockShape:
-    return BlockShape(block.attn.qkv.in_features, block.attn.attn_dim, linear_macs(block.mlp))
 
 
 def _head_macs(model: Any) -> tuple[int, int]:

@@ -70,7 +70,8 @@ def misfit(model: nn.Module, weights: Mapping[str, Tensor], partial: bool = Fals
     unknown = [name for name in weights if name not in own]
     if missing or unknown:
         kind, names = ("lacks", missing) if missing else ("has unknown", unknown)
-        return f"it {kind} {_few(names)}"
+        more = f" and {len(names) - 2} more" if len(names) > 2 else ""
+        return f"it {kind} {', '.join(names[:2])}{more}"
     for name, tensor in weights.items():
         if tensor.shape != own[name].shape:
             return f"{name} has shape {tuple(tensor.shape)} where the model has {tuple(own[name].shape)}"
@@ -80,11 +81,6 @@ def misfit(model: nn.Module, weights: Mapping[str, Tensor], partial: bool = Fals
 def shapes_of(weights: Mapping[str, Tensor]) -> dict[str, tuple[int, ...]]:
     """Shapes by name."""
     return {name: tuple(tensor.shape) for name, tensor in weights.items()}
-
-
-def _few(names: list[str]) -> str:
-    more = f" and {len(names) - 2} more" if len(names) > 2 else ""
-    return ", ".join(names[:2]) + more
 
 
 def load_weights_(model: nn.Module, path: Path) -> None:

@@ -2,10 +2,9 @@
 
 from patchslim.measure.accuracy import Accuracy, evaluate, evaluate_pair
 from patchslim.measure.bench import BenchConfig, bench
-from patchslim.measure.comparison import CompareConfig, compare
+from patchslim.measure.comparison import CompareConfig, SpeedConfig, compare
 from patchslim.measure.paired import Paired, paired
 from patchslim.measure.profile import profile
-from patchslim.measure.row_speed import SpeedConfig
 from patchslim.timing import DTYPES, Timing, device_name, time_side_by_side
 
 __all__ = [

@@ -1,6 +1,4 @@
-"""A slim model against its host, each in its own best mode, over batch sizes and dtypes."""
-
-from __future__ import annotations
+"""A slim model against its host, each in its best mode, over batch sizes and dtypes; and what its plan predicted."""
 
 import math
 import re
@@ -10,22 +8,23 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from torch import Tensor, nn
 
 from patchslim.errors import PatchslimError
-from patchslim.hosts import inspect, with_matmul_embed
+from patchslim.hosts import HostInfo, inspect, with_matmul_embed
 from patchslim.macs import host_macs
-from patchslim.measure.forecast import forecast
-from patchslim.measure.numbers import model_row, numbers
 from patchslim.measure.profile import profile
+from patchslim.plan import SPEED, SlimPlan
 from patchslim.quantise import check_way, quantised
 from patchslim.slim import image_macs, plan_of, rectangular
-from patchslim.timing import DTYPES, Clock, Contest, device_name
+from patchslim.timing import DTYPES, Clock, Contest, Timed, device_name
 from patchslim.timing.memory import fitting
 from patchslim.timing.modes import modes_for
 from patchslim.timing.running import in_dtype
 
 MOST_IMAGES = 2**16  # in a batch
+BASELINES = {"baseline": "", "baseline_same_embedding": "_same_embedding"}  # and how their numbers' names end
 QUANTISED = {"quantised": "slim", "baseline_quantised": "baseline_same_embedding"}  # and what each is made from
 
 
@@ -45,15 +44,46 @@ class BenchConfig:
         for size in self.batch_sizes:
             if not 1 <= size <= MOST_IMAGES:
                 raise PatchslimError(f"A batch has from 1 to {MOST_IMAGES} images, and {size} is not in between.")
-        for dtype in self.dtypes:
-            if dtype not in DTYPES:
-                raise PatchslimError(f"There is no dtype {dtype}; choose from {', '.join(DTYPES)}.")
         if not (self.batch_sizes and self.dtypes and self.modes):
             raise PatchslimError("Give at least one batch size, one dtype and one mode.")
-        if not 0 < self.seconds < math.inf:
-            raise PatchslimError(f"The seconds to spend have to be more than 0, and {self.seconds} is not.")
+        check_timing(self.dtypes, self.seconds)
         if self.quantise is not None and self.autocast:
             raise PatchslimError("Quantised layers take weights of the dtype itself; leave autocast out.")
+
+
+def check_timing(dtypes: Sequence[str], seconds: float) -> None:
+    """Raise PatchslimError for a precision that there is not, or a time that is none."""
+    for dtype in dtypes:
+        if dtype not in DTYPES:
+            raise PatchslimError(f"There is no dtype {dtype}; choose from {', '.join(DTYPES)}.")
+    if not 0 < seconds < math.inf:
+        raise PatchslimError(f"The seconds to spend have to be more than 0, and {seconds} is not.")
+
+
+class Forecast(BaseModel):
+    """The speed-up that a plan predicts, and for what: the part of its provenance that `bench` has a use for."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore", strict=True)
+
+    asked: float = Field(gt=1, allow_inf_nan=False)
+    predicted: float = Field(gt=0, allow_inf_nan=False)
+    device: str
+    batch_size: int = Field(ge=1)
+    dtype: str
+    modes: list[str] = Field(min_length=1)
+
+    def holds_for(self, row: Mapping[str, Any], device: str, modes: Sequence[str]) -> bool:
+        """Whether a row of a benchmark on this device measures what was predicted."""
+        asked = self.device, self.batch_size, self.dtype, set(self.modes), False
+        return asked == (device, row["batch_size"], row["dtype"], set(modes), row["autocast"])
+
+
+def forecast(plan: SlimPlan) -> Forecast | None:
+    """A plan's own prediction; None where it was not made for a speed-up, or what it says of one can't be read."""
+    try:
+        return Forecast.model_validate(plan.provenance.get(SPEED))
+    except ValidationError:
+        return None
 
 
 def bench(
@@ -74,32 +104,97 @@ def bench(
     """
     config = config or BenchConfig()
     device, packed = next(slim.parameters()).device, not rectangular(slim)
-    modes = modes_for(config.modes, device, packed)
+    where, modes = device_name(device), modes_for(config.modes, device, packed)
     if config.quantise is not None:
         for dtype in config.dtypes:
             check_way(config.quantise, device, DTYPES[dtype])
     if packed and images is None:
         raise PatchslimError("How much a run with thresholds computes depends on the images; give some with --data.")
-    plan = plan_of(slim)
-    own, rows = forecast(plan) if plan is not None else None, []
+    plan, info, rows = plan_of(slim), inspect(host), []
+    own = None if plan is None else forecast(plan)
+    models = {"slim": slim, "baseline": host, "baseline_same_embedding": with_matmul_embed(host)}
     for dtype in config.dtypes:
-        case = _Case(slim, host, config, dtype, modes, images, tell, clock)
+        ready = {name: in_dtype(model, "float32" if config.autocast else dtype) for name, model in models.items()}
+        contest = Contest(modes, dtype, config.autocast, config.seconds, clock, tell)
+        case = _Case(slim, ready, info, config, contest, images)
         for size in dict.fromkeys(config.batch_sizes):
-            row = fitting(size, case.row, device_name(device))
+            row = fitting(size, case.row, where)
             reduced = None if row["batch_size"] == size else row["batch_size"]
-            known = own.predicted if own and own.holds_for(row, device_name(device), modes) else None
+            known = own.predicted if own and own.holds_for(row, where, modes) else None
             rows.append(row | {"asked_batch_size": size, "reduced_batch": reduced, "predicted_speedup": known})
-    return about(device, modes) | {"quantised_to": config.quantise} | summary(rows)
+    about = {"device": where, "torch": torch.__version__, "threads": torch.get_num_threads(), "modes": modes}
+    return about | {"quantised_to": config.quantise} | summary(rows)
 
 
-def about(device: torch.device, modes: Sequence[str]) -> dict[str, Any]:
-    """What the numbers were measured with."""
-    return {
-        "device": device_name(device),
-        "torch": torch.__version__,
-        "threads": torch.get_num_threads(),
-        "modes": list(modes),
-    }
+def batch_of(size: int, info: HostInfo, device: torch.device, images: Tensor | None = None) -> Tensor:
+    """(size, C, H, W) of images (K, C, H, W), repeated; else of noise, as most models don't care what is in images."""
+    if images is None:
+        return torch.randn(size, info.channels, *info.image_size, device=device)
+    images = images[:size].to(device)
+    return images.repeat(-(-size // len(images)), 1, 1, 1)[:size]
+
+
+@dataclass(frozen=True)
+class _Case:
+    """One dtype: the `models` in it, timed on batches of any size."""
+
+    slim: nn.Module  # in its own dtype
+    models: dict[str, nn.Module]
+    info: HostInfo
+    config: BenchConfig
+    contest: Contest
+    images: Tensor | None
+
+    def row(self, size: int) -> dict[str, Any]:
+        """All numbers of one batch size."""
+        weight, contest, contenders = next(self.models["slim"].parameters()), self.contest, dict(self.models)
+        batch = batch_of(size, self.info, weight.device, self.images)
+        ideal = host_macs(self.info) / float(image_macs(self.slim, batch).double().mean())
+        batch = batch.to(weight.dtype)
+        if self.config.quantise is not None:
+            contest.say("quantising", size)
+            for name, plain in QUANTISED.items():
+                contenders[name] = quantised(self.models[plain], self.config.quantise, batch)
+        row = {"batch_size": size, "dtype": contest.dtype, "autocast": contest.autocast_to is not None}
+        row |= numbers(contest.time(contenders, batch), size, ideal)
+        if self.config.profile:
+            contest.say("profiling", size)
+            how: dict[str, Any] = {"seconds": contest.seconds, "clock": contest.clock, "autocast": contest.autocast_to}
+            row["profile"] = profile(self.models, self.info, batch, **how)
+        return row
+
+
+def numbers(timed: Mapping[str, Timed], size: int, ideal: float) -> dict[str, Any]:
+    """Each model in its best mode, what the slim model gains on the baselines, and the `models` in every mode."""
+    found, models = dict[str, Any](ideal_speedup=ideal), dict[str, Any]()
+    for name, own in timed.items():
+        modes = {
+            mode: {
+                "throughput": timing.throughput(size),
+                "seconds_per_batch": timing.seconds,
+                "peak_memory": own.prepared.ready[mode].peak_memory,
+            }
+            for mode, timing in own.times.items()
+        }
+        models[name] = {"best": own.best, "modes": modes, "failed": own.prepared.failed}
+        start = "" if name == "slim" else f"{name}_"
+        found |= {f"{start}{key}": value for key, value in ({"mode": own.best} | modes[own.best]).items()}
+    seconds = {name: own.seconds for name, own in timed.items()}
+    for name, end in BASELINES.items():
+        speedup = seconds[name] / seconds["slim"]
+        found |= {f"speedup{end}": speedup, f"share_of_ideal{end}": speedup / ideal}
+    if "quantised" in timed:
+        speedup = seconds["baseline_quantised"] / seconds["quantised"]
+        found |= {
+            "speedup_quantised": speedup,
+            "share_of_ideal_quantised": speedup / ideal,
+            "quantised_over_slim": seconds["slim"] / seconds["quantised"],
+            "quantised_over_baseline": seconds["baseline"] / seconds["quantised"],
+            "baseline_quantised_over_same_embedding": (
+                seconds["baseline_same_embedding"] / seconds["baseline_quantised"]
+            ),
+        }
+    return found | {"models": models}
 
 
 def summary(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -118,58 +213,3 @@ def by_dtype(result: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
         rows = [row for row in result["rows"] if row["dtype"] == dtype]
         found[f"{name}.json"] = {**result, **summary(rows)}
     return found
-
-
-class _Case:
-    """One dtype: the three models in it, timed on batches of any size."""
-
-    def __init__(
-        self,
-        slim: nn.Module,
-        host: nn.Module,
-        config: BenchConfig,
-        dtype: str,
-        modes: Sequence[str],
-        images: Tensor | None,
-        tell: Callable[[str], None],
-        clock: Clock,
-    ) -> None:
-        self.slim, self.config, self.dtype, self.images = slim, config, dtype, images
-        self.info = inspect(host)
-        self.contest = Contest(modes, dtype, config.autocast, config.seconds, clock, tell)
-        self.weights = "float32" if config.autocast else dtype
-        three = {"slim": slim, "baseline": host, "baseline_same_embedding": with_matmul_embed(host)}
-        self.models = {name: in_dtype(model, self.weights) for name, model in three.items()}
-
-    def row(self, size: int) -> dict[str, Any]:
-        """All numbers of one batch size."""
-        batch = self._batch(size)
-        ideal = host_macs(self.info) / float(image_macs(self.slim, batch).double().mean())
-        batch = batch.to(DTYPES[self.weights])
-        contenders = self.models | self._quantised(batch)
-        models = {name: model_row(timed, size) for name, timed in self.contest.time(contenders, batch).items()}
-        row = {"batch_size": size, "dtype": self.dtype, "autocast": self.contest.autocast_to is not None}
-        return row | numbers(models, ideal) | {"models": models} | self._profile(batch)
-
-    def _quantised(self, batch: Tensor) -> dict[str, nn.Module]:
-        """The slim model and the host, both quantised, where that is asked for."""
-        if self.config.quantise is None:
-            return {}
-        self.contest.say("quantising", len(batch))
-        return {name: quantised(self.models[plain], self.config.quantise, batch) for name, plain in QUANTISED.items()}
-
-    def _batch(self, size: int) -> Tensor:
-        """(size, C, H, W) on the models' device."""
-        info, device = self.info, next(self.slim.parameters()).device
-        if self.images is None:
-            return torch.randn(size, info.channels, *info.image_size, device=device)
-        images = self.images[:size].to(device)
-        return images.repeat(-(-size // len(images)), 1, 1, 1)[:size]
-
-    def _profile(self, batch: Tensor) -> dict[str, Any]:
-        if not self.config.profile:
-            return {}
-        self.contest.say("profiling", len(batch))
-        settings: dict[str, Any] = {"seconds": self.config.seconds, "clock": self.contest.clock}
-        settings["autocast"] = self.contest.autocast_to
-        return {"profile": profile(self.models, self.info, batch, **settings)}

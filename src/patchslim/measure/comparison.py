@@ -1,16 +1,14 @@
 """Methods by MAC ratios on one model and one set of images: every row is built, measured and recovered alike."""
 
-from __future__ import annotations
-
 import copy
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from patchslim.cache import Cache
 from patchslim.data import ImageSource
@@ -21,21 +19,35 @@ from patchslim.files import write_json
 from patchslim.hosts import open_host
 from patchslim.hosts.weights import weights_fingerprint
 from patchslim.macs import count_macs, host_macs
-from patchslim.measure.hits import to_hex
-from patchslim.measure.intervals import with_intervals
-from patchslim.measure.ranks import Ranks, ranks_of
-from patchslim.measure.row_speed import SpeedConfig, images_for, noise_for, timed_beside
+from patchslim.measure.accuracy import Ranks, ranks_of
+from patchslim.measure.bench import batch_of, check_timing
+from patchslim.measure.paired import to_hex, with_intervals
 from patchslim.measure.store import RESULT, Row, Store, file_name
-from patchslim.methods import Fitted, Task, fit, make, model_of
+from patchslim.methods import Task, fit, make, model_of
 from patchslim.recover import RecoverConfig, recover
 from patchslim.search import Target
 from patchslim.slim import rectangular
-from patchslim.timing import device_name
+from patchslim.timing import DTYPES, Contest, device_name
 from patchslim.timing.memory import out_of_memory
+from patchslim.timing.modes import modes_for
+from patchslim.timing.running import in_dtype
 
 BASE = "base"
 # What a method may fail with on one model or ratio; the rest of the table goes on.
 OWN_FAULT = (BudgetError, MethodError, PlanError, RecoverError, UnsupportedModel)
+
+
+@dataclass(frozen=True)
+class SpeedConfig:
+    """How rows are timed: batches of one size and precision; `seconds` for each model and mode."""
+
+    batch_size: int = 32
+    dtype: str = "float32"
+    modes: tuple[str, ...] = ("auto",)
+    seconds: float = 2.0
+
+    def __post_init__(self) -> None:
+        check_timing([self.dtype], self.seconds)
 
 
 @dataclass(frozen=True)
@@ -78,11 +90,42 @@ def compare(
     measure, by label and ratio, where not all are wanted. In a `folder` every finished cell is kept at once, and with
     `resume` those that are there are not measured again.
     """
-    comparison = _Comparison(model, images, val, train or images, config or CompareConfig(), folder, listen)
+    config, train = config or CompareConfig(), train or images
+    task = Task.of(model, images, seed=config.seed, batch_size=config.batch_size, progress=listen)
+    about = {
+        "model": task.info.name,
+        "weights": weights_fingerprint(task.host.model),
+        "device": device_name(task.device),
+        "torch": torch.__version__,
+        "threads": torch.get_num_threads(),
+        "settings": config.as_dict(),
+    }
+    for name, source in {"images": images, "val": val, "train": train}.items():
+        about[name] = {"count": len(source), "fingerprint": source.fingerprint}
     chosen = [make(method) if isinstance(method, str) else method for method in methods]
     named = {label(method): method for method in chosen}
     wanted = [(name, ratio) for name in named for ratio in sorted(set(ratios), reverse=True)]
-    return comparison.run(named, [cell for cell in wanted if only is None or cell in only], resume)
+    wanted = [cell for cell in wanted if only is None or cell in only]
+    store, rows = Store(folder, about), dict[str, Row]()
+    comparison = _Comparison(task, val, train, config, store)
+    with store.opened(resume):
+        base = comparison.base_row()
+        # Method by method, so that what one learns for a ratio serves the next.
+        for name, ratio in wanted:
+            cell = file_name(f"{name}@{ratio:g}")
+            row = store.get(cell)
+            event = {"cell": cell, "fresh": row is None, "total": len(wanted)}
+            if row is None:
+                listen({"event": "cell", **event, "done": len(rows)})
+                row = comparison.row(name, named[name], ratio, cell)
+                store.put(cell, row)
+            rows[cell] = row
+            listen({"event": "row", **event, "done": len(rows)})
+        ordered = sorted(rows.values(), key=lambda row: -row["target_macs"])
+        table = {**about, "base": base, "rows": with_intervals(base, ordered)}
+        if folder is not None:
+            write_json(folder / RESULT, table)
+    return table
 
 
 def label(method: Any) -> str:
@@ -93,84 +136,41 @@ def label(method: Any) -> str:
 
 
 class _Comparison:
-    def __init__(
-        self,
-        model: nn.Module,
-        images: ImageSource,
-        val: ImageSource,
-        train: ImageSource,
-        config: CompareConfig,
-        folder: Path | None,
-        listen: Listener,
-    ) -> None:
-        self.task = Task.of(model, images, seed=config.seed, batch_size=config.batch_size, progress=listen)
-        self.info, self.network, self.device = self.task.info, self.task.host.model, self.task.device
-        self.images, self.val, self.train, self.config, self.listen = images, val, train, config, listen
-        self.folder, self.store = folder, Store(folder, self._about())
+    def __init__(self, task: Task, val: ImageSource, train: ImageSource, config: CompareConfig, store: Store) -> None:
+        self.task, self.val, self.train, self.config, self.store = task, val, train, config, store
+        self.info, self.network = task.info, task.host.model
         same = open_host(copy.deepcopy(self.network))
         self.base = same.slimmed_(same.blocks)  # the patch embedding of all other rows
 
-    def _about(self) -> dict[str, Any]:
-        """What all rows have in common."""
-        sources = {"images": self.images, "val": self.val, "train": self.train}
-        return {
-            "model": self.info.name,
-            "weights": weights_fingerprint(self.network),
-            "device": device_name(self.device),
-            "torch": torch.__version__,
-            "threads": torch.get_num_threads(),
-            "settings": self.config.as_dict(),
-        } | {name: {"count": len(own), "fingerprint": own.fingerprint} for name, own in sources.items()}
-
-    def run(self, methods: Mapping[str, Any], wanted: Sequence[tuple[str, float]], resume: bool) -> dict[str, Any]:
-        """All cells, method by method, so that what one learns for a ratio serves the next."""
-        rows: dict[str, Row] = {}
-        with self.store.opened(resume):
-            base = self._base_row()
-            for name, ratio in wanted:
-                cell = file_name(f"{name}@{ratio:g}")
-                row = self.store.get(cell)
-                about = {"cell": cell, "fresh": row is None, "total": len(wanted)}
-                if row is None:
-                    self.listen({"event": "cell", **about, "done": len(rows)})
-                    row = self._row(name, methods[name], ratio, cell)
-                    self.store.put(cell, row)
-                rows[cell] = row
-                self.listen({"event": "row", **about, "done": len(rows)})
-            ordered = sorted(rows.values(), key=lambda row: -row["target_macs"])
-            table = {**self._about(), "base": base, "rows": with_intervals(base, ordered)}
-            if self.folder is not None:
-                write_json(self.folder / RESULT, table)
-        return table
-
-    def _base_row(self) -> Row:
+    def base_row(self) -> Row:
+        """The base, measured untuned."""
         found = self.store.get(BASE)
         if found is None:
             found = {"method": BASE, "macs": host_macs(self.info), "macs_ratio": 1.0}
-            found |= {"untuned": scored(self._ranks(self.base))}
-            found |= self._speed(self.base) | {"speedup": 1.0}
+            found |= {"untuned": scored(self._ranks(self.base))} | self._speed(self.base) | {"speedup": 1.0}
             self.store.put(BASE, found)
         return found
 
-    def _row(self, name: str, method: Any, ratio: float, cell: str) -> Row:
+    def row(self, name: str, method: Any, ratio: float, cell: str) -> Row:
         """One cell, whatever was measured before it."""
         row: Row = {"method": name, "target_macs": ratio, "reason": None}
         start, task = time.monotonic(), self.task.at(Target(macs=ratio))
-        task.cache = self.task.once(("cache", name), lambda: Cache(self.store.working(f"searches/{file_name(name)}")))
-        with seeded(self.config.seed, device=self.device):
+        task.cache = task.once(("cache", name), lambda: Cache(self.store.working(f"searches/{file_name(name)}")))
+        with seeded(self.config.seed, device=task.device):
             try:
                 found = fit(method, task)
                 seconds = round(time.monotonic() - start, 1)
-                return row | {"seconds": seconds, "detail": detail_of(found)} | self._measured(found, cell)
+                counts = {} if found.plan is None else {"patches_per_block": list(found.plan.counts)}
+                made = {"seconds": seconds, "detail": counts | dict(found.detail)}
+                return row | made | self._measured(model_of(found, self.network), cell)
             except OWN_FAULT as error:
                 return row | {"reason": str(error).rstrip(".")}
             except Exception as error:
                 if not out_of_memory(error):
                     raise
-        return row | {"reason": f"it does not fit in the memory of {device_name(self.device)}"}
+        return row | {"reason": f"it does not fit in the memory of {device_name(self.task.device)}"}
 
-    def _measured(self, fitted: Fitted, cell: str) -> Row:
-        model = model_of(fitted, self.network)
+    def _measured(self, model: nn.Module, cell: str) -> Row:
         ranks = self._ranks(model)
         macs = count_macs(model) if ranks.macs is None else round(float(ranks.macs.double().mean()))
         found: Row = {"macs": macs, "macs_ratio": macs / host_macs(self.info)}
@@ -178,8 +178,8 @@ class _Comparison:
         found |= {"untuned": scored(ranks)} | self._speed(model)
         if self.config.recover is None:
             return found
-        working = self.store.working(cell)
-        result = recover(model, self.network, self.train, self.config.recover, checkpoint=working, listen=self.listen)
+        made, listen = self.store.working(cell), self.task.progress
+        result = recover(model, self.network, self.train, self.config.recover, checkpoint=made, listen=listen)
         report = {key: result.report[key] for key in ("seconds", "stopped", "before", "after")}
         return found | {"recovered": scored(self._ranks(result.model)) | {"recovery": report}}
 
@@ -189,22 +189,26 @@ class _Comparison:
 
     def _speed(self, model: nn.Module) -> dict[str, Any]:
         speed = self.config.speed
-        alike = rectangular(model)
-        batch = noise_for(self.info, self.device, speed) if alike else images_for(self.val, self.device, speed)
-        return timed_beside(model, self.base, batch, speed)
+        images = None if rectangular(model) else next(iter(self.val.batches(speed.batch_size)))[0]
+        batch = batch_of(speed.batch_size, self.info, self.task.device, images)
+        return timed_beside(model, self.base, batch.to(DTYPES[speed.dtype]), speed)
 
 
 def scored(found: Ranks) -> dict[str, Any]:
     """Accuracy in percent, and which images are right."""
+    return {"top1": found.top(1), "top5": found.top(5), "images": len(found.ranks), "right": to_hex(found.hits)}
+
+
+def timed_beside(model: nn.Module, base: nn.Module, batch: Tensor, config: SpeedConfig) -> dict[str, Any]:
+    """Images per second of both, each in its fastest mode, and the speed-up. They are timed in turns, so that a slow
+    moment of the machine falls on both alike."""
+    contest = Contest(modes_for(config.modes, batch.device, packed=False), config.dtype, seconds=config.seconds)
+    models = {"row": in_dtype(model, config.dtype), "base": in_dtype(base, config.dtype)}
+    own, other = contest.time(models, batch).values()
     return {
-        "top1": float(found.hits.double().mean() * 100),
-        "top5": float((found.ranks < 5).double().mean() * 100),
-        "images": len(found.ranks),
-        "right": to_hex(found.hits),
+        "throughput": len(batch) / own.seconds,
+        "mode": own.best,
+        "base_throughput": len(batch) / other.seconds,
+        "base_mode": other.best,
+        "speedup": other.seconds / own.seconds,
     }
-
-
-def detail_of(found: Fitted) -> dict[str, Any]:
-    """What a method chose: its own knob, and where there is a plan the patches per block."""
-    counts = {} if found.plan is None else {"patches_per_block": list(found.plan.counts)}
-    return counts | dict(found.detail)

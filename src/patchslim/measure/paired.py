@@ -1,10 +1,10 @@
-"""Two models on the same images: how far apart they are, and how sure that is."""
-
-from __future__ import annotations
+"""Two models on the same images: how far apart they are, and how sure that is; and so for the rows of a table."""
 
 import math
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 from statistics import NormalDist
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -38,7 +38,13 @@ def paired(first: Tensor, second: Tensor) -> Paired:
     The p-value is that of the exact McNemar test, a sign test on the images on which the models differ; it is the more
     cautious of the two, so just above 0.05 the interval may already leave 0 out.
     """
-    _check(first, second)
+    if first.dtype != torch.bool or second.dtype != torch.bool:
+        raise DataError(f"Hits are booleans, one per image, not {first.dtype} and {second.dtype}; compare with labels.")
+    if first.ndim != 1 or first.shape != second.shape or not len(first):
+        raise DataError(
+            f"Hits of the shapes {tuple(first.shape)} and {tuple(second.shape)} can't be paired; "
+            "give one boolean per image for the same images, at least one."
+        )
     only_first, only_second, images = int((first & ~second).sum()), int((second & ~first).sum()), len(first)
     return Paired(
         difference=100 * (only_first - only_second) / images,
@@ -51,14 +57,37 @@ def paired(first: Tensor, second: Tensor) -> Paired:
     )
 
 
-def _check(first: Tensor, second: Tensor) -> None:
-    if first.dtype != torch.bool or second.dtype != torch.bool:
-        raise DataError(f"Hits are booleans, one per image, not {first.dtype} and {second.dtype}; compare with labels.")
-    if first.ndim != 1 or first.shape != second.shape or not len(first):
-        raise DataError(
-            f"Hits of the shapes {tuple(first.shape)} and {tuple(second.shape)} can't be paired; "
-            "give one boolean per image for the same images, at least one."
-        )
+def with_intervals(base: Mapping[str, Any], rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Rows of a comparison, the paired difference in top-1 added to each state that was measured: `against_base`, and
+    `against_first` with the name of the `first`, the row of the highest top-1 at the same ratio and in the same state.
+    """
+    found = [dict(row) for row in rows]
+    for state in ("untuned", "recovered"):
+        for ratio in dict.fromkeys(row["target_macs"] for row in found):
+            alike = [row for row in found if row["target_macs"] == ratio and row.get(state)]
+            for row in alike:
+                first = max(alike, key=lambda row: row[state]["top1"])
+                row[state] = row[state] | {
+                    "first": first["method"],
+                    "against_first": _difference(row[state], first[state]),
+                    "against_base": _difference(row[state], base["untuned"]),
+                }
+    return found
+
+
+def _difference(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
+    return asdict(paired(*(from_hex(score["right"], score["images"]) for score in (one, other))))
+
+
+def to_hex(right: Tensor) -> str:
+    """Which images are right, four to a digit: booleans (images,), the first image in the highest bit."""
+    bits = "".join("1" if hit else "0" for hit in right.tolist())
+    return f"{int(bits, 2):0{-(-len(bits) // 4)}x}"
+
+
+def from_hex(text: str, images: int) -> Tensor:
+    """And back: booleans (images,)."""
+    return torch.tensor([bit == "1" for bit in f"{int(text, 16):0{images}b}"])
 
 
 def _upper(b: int, c: int, images: int) -> float:

@@ -1,11 +1,9 @@
 """Where a forward pass spends its time: the embedding, every block, the head."""
 
-from __future__ import annotations
-
 import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from itertools import pairwise
 from typing import Any
 
@@ -70,13 +68,12 @@ def _marking(model: nn.Module, blocks: Sequence[nn.Module], mark: Callable[[], N
     def hook(*_: Any) -> None:
         mark()
 
-    handles = [model.register_forward_pre_hook(hook), blocks[0].register_forward_pre_hook(hook)]
-    handles += [module.register_forward_hook(hook) for module in (*blocks, model)]
-    try:
+    with ExitStack() as stack:
+        for module in (model, blocks[0]):
+            stack.enter_context(module.register_forward_pre_hook(hook))
+        for module in (*blocks, model):
+            stack.enter_context(module.register_forward_hook(hook))
         yield
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 def _moment(device: torch.device, clock: Clock) -> Any:

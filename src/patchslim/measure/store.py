@@ -1,7 +1,5 @@
 """A comparison on disk: a file for each finished cell, so that an interrupted one goes on with what is left."""
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager

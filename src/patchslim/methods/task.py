@@ -68,7 +68,8 @@ class Task:
     @property
     def device(self) -> torch.device:
         """Where the host is."""
-        return next(self.host.model.parameters()).device
+        first: Tensor = next(self.host.model.parameters())
+        return first.device
 
     @property
     def features(self) -> Features:

@@ -1,7 +1,4 @@
-"""Networks of the paper that timm lacks. Importing this registers them: `timm.create_model("t2t_vit_14")`.
-
-Their parameters have the names of the official checkpoints.
-"""
+"""Networks of the paper that timm lacks, with the official names of parameters; importing this registers them."""
 
 from patchslim.models.lv_vit import LVViT, ResidualScale
 from patchslim.models.stem_vit import StemViT

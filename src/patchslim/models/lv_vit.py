@@ -41,7 +41,7 @@ class ConvStem(Stem):
         if patch_size % 2:
             raise UnsupportedModel(f"LV-ViT's patches have an even side, not {patch_size}.")
         inner, side = (math.ceil(img_size[0] / 2), math.ceil(img_size[1] / 2)), patch_size // 2
-        super().__init__(img_size, (inner[0] // side, inner[1] // side), patch_size)
+        super().__init__(img_size, (inner[0] // side, inner[1] // side), patch_size, in_chans, embed_dim)
         self.inner_size = inner  # the image's size after conv1
         self.conv1 = nn.Conv2d(in_chans, stem_width, 7, stride=2, padding=3, bias=False)
         self.conv2 = nn.Conv2d(stem_width, stem_width, 3, padding=1, bias=False)
@@ -88,9 +88,7 @@ class LVViT(StemViT):
                 f"LV-ViT has no readout {readout!r}; choose one of {', '.join(get_args(HeadReadout))}."
             )
         stem = ConvStem(to_2tuple(img_size), patch_size, in_chans, stem_width, embed_dim)
-        super().__init__(
-            stem, in_chans=in_chans, num_classes=num_classes, embed_dim=embed_dim, depth=depth, **of_blocks
-        )
+        super().__init__(stem, num_classes=num_classes, depth=depth, **of_blocks)
         self.readout: HeadReadout = readout
         self.aux_head = linear_or_nothing(embed_dim, num_classes)
         self.pos_embed = nn.Parameter(torch.zeros(1, stem.num_patches + 1, embed_dim))

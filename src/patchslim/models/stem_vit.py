@@ -1,7 +1,5 @@
-"""What T2T-ViT and LV-ViT have in common: a stem that makes the patches, then a plain pre-norm ViT of timm's blocks.
-
-A table of variants becomes timm models: `timm.create_model(name, **settings)`.
-"""
+"""What T2T-ViT and LV-ViT have in common: a stem that makes the patches, then a plain pre-norm ViT of timm's blocks. A
+table of variants becomes timm models: `timm.create_model(name, **settings)`."""
 
 import math
 import sys
@@ -31,7 +29,9 @@ REGISTERED: dict[str, dict[str, Any]] = {}  # all models registered here, and th
 class Stem(nn.Module):
     """What makes patches from an image: (B, C, H, W) → (B, N, d), patches row by row."""
 
-    def __init__(self, img_size: tuple[int, int], grid: tuple[int, int], patch: int) -> None:
+    def __init__(
+        self, img_size: tuple[int, int], grid: tuple[int, int], patch: int, in_chans: int, embed_dim: int
+    ) -> None:
         """Raises UnsupportedModel unless there is one patch for every whole `patch` pixels, as positions expect."""
         super().__init__()
         height, width = img_size
@@ -41,7 +41,7 @@ class Stem(nn.Module):
                 f"make both sides multiples of {patch}."
             )
         self.img_size, self.patch_size, self.grid_size = img_size, (patch, patch), grid
-        self.num_patches = math.prod(grid)
+        self.num_patches, self.in_chans, self.embed_dim = math.prod(grid), in_chans, embed_dim
 
     def macs(self) -> int:
         """Multiply-accumulates per image."""
@@ -59,9 +59,7 @@ class StemViT(nn.Module):
         self,
         stem: Stem,
         *,
-        in_chans: int,
         num_classes: int,
-        embed_dim: int,
         depth: int,
         num_heads: int = 6,
         mlp_ratio: float = 3.0,
@@ -71,7 +69,7 @@ class StemViT(nn.Module):
         drop_path_rate: float = 0.0,
     ) -> None:
         super().__init__()
-        self.in_chans, self.num_classes = in_chans, num_classes
+        self.in_chans, self.num_classes, embed_dim = stem.in_chans, num_classes, stem.embed_dim
         self.num_features = self.head_hidden_size = self.embed_dim = embed_dim
         self.grad_checkpointing = False
         self.add_module(self.stem_name, stem)
@@ -179,8 +177,7 @@ def register(cls: type[nn.Module], variants: Mapping[str, Mapping[str, Any]], **
 
 def _entry(cls: type[nn.Module], name: str, usual: Mapping[str, Any]) -> Any:
     def make(pretrained: bool = False, **settings: Any) -> nn.Module:
-        model: nn.Module = build_model_with_cfg(cls, name, pretrained, **dict(usual) | settings)
-        return model
+        return build_model_with_cfg(cls, name, pretrained, **dict(usual) | settings)
 
     make.__name__ = make.__qualname__ = name
     make.__module__ = cls.__module__

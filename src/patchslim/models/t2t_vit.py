@@ -1,8 +1,5 @@
-"""T2T-ViT (*Tokens-to-Token ViT*, Yuan et al., ICCV 2021), with the official parameter names, registered with timm.
-
-Its stem (sections 3.1 and 3.2) unfolds overlapping patches into tokens, a small attention mixes them, and again, and
-once more.
-"""
+"""T2T-ViT (*Tokens-to-Token ViT*, Yuan et al., ICCV 2021), with the official parameter names, registered with timm. Its
+stem (sections 3.1, 3.2) unfolds overlapping patches into tokens, a small attention mixes them, again, and once more."""
 
 import math
 from collections.abc import Sequence
@@ -143,7 +140,8 @@ class TokensToToken(Stem):
         for split in splits:
             height, width = grids[-1]
             grids.append((count_windows(height, *split), count_windows(width, *split)))
-        super().__init__(img_size, grids[-1], math.prod(stride for _, stride, _ in splits))
+        patch = math.prod(stride for _, stride, _ in splits)
+        super().__init__(img_size, grids[-1], patch, in_chans, embed_dim)
         self.grids, self.splits = grids[1:], tuple(map(tuple, splits))
         layer = TokenPerformer if tokens_type == "performer" else TokenTransformer
         (first, *_), (second, *_), (third, *_) = splits
@@ -186,9 +184,7 @@ class T2TViT(StemViT):
         **of_blocks: Any,  # as StemViT takes them
     ) -> None:
         stem = TokensToToken(to_2tuple(img_size), in_chans, embed_dim, token_dim, tokens_type, splits)
-        super().__init__(
-            stem, in_chans=in_chans, num_classes=num_classes, embed_dim=embed_dim, depth=depth, **of_blocks
-        )
+        super().__init__(stem, num_classes=num_classes, depth=depth, **of_blocks)
         self.tokens_type: TokensType = tokens_type
         self.register_buffer("pos_embed", sinusoid(stem.num_patches + 1, embed_dim))  # never learnt
         self.init_weights_()

@@ -1,7 +1,6 @@
 """Figures. matplotlib is imported only when one is drawn."""
 
 from patchslim.report.comparison import draw_comparison, markdown
-from patchslim.report.kept import draw_kept
-from patchslim.report.sources import draw_sources
+from patchslim.report.pictures import draw_kept, draw_sources
 
 __all__ = ["draw_comparison", "draw_kept", "draw_sources", "markdown"]

@@ -1,14 +1,12 @@
 """A comparison of methods as lines of text, as Markdown, and as a figure."""
 
-from __future__ import annotations
-
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from itertools import cycle
 from pathlib import Path
 from typing import Any
 
 from patchslim.files import replacing
-from patchslim.report.panels import new_figure
+from patchslim.report.pictures import new_figure
 
 Table = Mapping[str, Any]  # what `ps.compare` gives
 HEAD = ("method", "MACs kept", "GMACs", "top-1", "against base", "against first", "images/s", "speed-up")
@@ -30,8 +28,7 @@ def _words(row: Mapping[str, Any], recovered: bool) -> list[str]:
     width = len(HEAD) + (len(RECOVERED) if recovered else 0)
     if row.get("reason"):
         return [row["method"], f"{row['target_macs']:g}", *[EMPTY] * (width - 2)]
-    untuned = _score(row.get("untuned"))
-    words = [row["method"], f"{row['macs_ratio']:.3f}", f"{row['macs'] / 1e9:.4g}", *untuned]
+    words = [row["method"], f"{row['macs_ratio']:.3f}", f"{row['macs'] / 1e9:.4g}", *_score(row.get("untuned"))]
     words += [f"{row['throughput']:.1f}", f"{row['speedup']:.2f}×"]
     return [*words, *(_score(row.get("recovered")) if recovered else [])]
 
@@ -42,9 +39,9 @@ def _score(score: Mapping[str, Any] | None) -> list[str]:
     own = f"{score['top1']:.2f}"
     if "against_base" not in score:
         return [own, EMPTY, EMPTY]
-    leads = score["against_first"]["only_first"] == score["against_first"]["only_second"] == 0
-    first = "first" if leads and not score["against_first"]["difference"] else interval(score["against_first"])
-    return [own, interval(score["against_base"]), first]
+    first = score["against_first"]
+    leads = not (first["only_first"] or first["only_second"])
+    return [own, interval(score["against_base"]), "first" if leads else interval(first)]
 
 
 def interval(difference: Mapping[str, float]) -> str:
@@ -61,15 +58,14 @@ def markdown(table: Table) -> str:
     return "\n".join([*text, *([""] if notes else []), *(f"- {note}" for note in notes)]) + "\n"
 
 
-def about(table: Table, compared: str = "from the base and from the first at the same MACs") -> str:
-    """How the numbers came about; `compared`: what differences are shown from."""
-    settings, speed = table["settings"], table["settings"]["speed"]
-    recovery = settings["recover"]
+def about(table: Table) -> str:
+    """How the numbers came about."""
+    recovery, speed = table["settings"]["recover"], table["settings"]["speed"]
     words = (
         f"Top-1 in percent on {table['base']['untuned']['images']:,} images; differences in points, paired, with 95 % "
-        f"confidence intervals, {compared}. {table['images']['count']:,} "
-        f"unlabelled images to choose by. Throughput on {table['device']}, batch {speed['batch_size']}, "
-        f"{speed['dtype']}, each row beside the base."
+        "confidence intervals, from the base and from the first at the same MACs. "
+        f"{table['images']['count']:,} unlabelled images to choose by. "
+        f"Throughput on {table['device']}, batch {speed['batch_size']}, {speed['dtype']}, each row beside the base."
     )
     if recovery is not None:
         asked = recovery["epochs"]
@@ -87,12 +83,12 @@ def draw_comparison(table: Table, path: Path) -> None:
     for number, (method, marker) in enumerate(zip(methods, cycle(MARKERS), strict=False)):
         rows = [row for row in table["rows"] if row["method"] == method and not row["reason"]]
         rows.sort(key=lambda row: row["macs_ratio"])
-        style: dict[str, Any] = {"color": f"C{number % 10}", "marker": marker}
-        if recovered:
-            _line(axes, rows, "recovered", label=method, **style)
-            _line(axes, rows, "untuned", linestyle="--", alpha=0.45, markersize=4, **style)
-        else:
-            _line(axes, rows, "untuned", label=method, **style)
+        faint: dict[str, Any] = {"linestyle": "--", "alpha": 0.45, "markersize": 4}
+        states = {"recovered": {"label": method}, "untuned": faint} if recovered else {"untuned": {"label": method}}
+        for state, style in states.items():
+            points = [(row["macs_ratio"], row[state]["top1"]) for row in rows if row.get(state)]
+            if points:
+                axes.plot(*zip(*points, strict=True), color=f"C{number % 10}", marker=marker, **style)
     base = table["base"]["untuned"]
     axes.axhline(base["top1"], color="grey", linewidth=1, label="base")
     axes.set_xlabel("MACs kept")
@@ -103,9 +99,3 @@ def draw_comparison(table: Table, path: Path) -> None:
     axes.legend(fontsize=8)
     with replacing(path) as temporary:
         figure.savefig(temporary, format="png")
-
-
-def _line(axes: Any, rows: Sequence[Mapping[str, Any]], state: str, **style: Any) -> None:
-    points = [(row["macs_ratio"], row[state]["top1"]) for row in rows if row.get(state)]
-    if points:
-        axes.plot([x for x, _ in points], [y for _, y in points], **style)

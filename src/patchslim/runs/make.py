@@ -56,11 +56,11 @@ def make_runs(
     sweep = len(ratios) > 1
     if not sweep and (folder / PLAN).exists():
         return {folder: finished(folder, started)}
-    ledger, done = folder / SEARCH / ENTRIES, [folder / run_name(ratio) / PLAN for ratio in ratios]
+    entries, done = folder / SEARCH / ENTRIES, [folder / run_name(ratio) / PLAN for ratio in ratios]
 
     def worth() -> bool:  # a finished sweep has nothing to go on with: its runs are looked at one by one
         begun = any(plan.exists() for plan in done) and not (folder / SWEEP).exists()
-        return ledger.exists() or begun
+        return entries.exists() or begun
 
     metrics: dict[Path, Metrics] = {}
     with working(folder, SEARCH, started, worth, task.progress) as told:

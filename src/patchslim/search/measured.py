@@ -191,7 +191,7 @@ class Measured:
         return drops
 
     def _cached(self, drops: Drops = ()) -> Callable[[Counts], float]:
-        """Errors of one descent: the ledger remembers across runs, this spares the listener repeats."""
+        """Errors of one descent: the cache remembers across runs, this spares the listener repeats."""
         known: dict[Counts, float] = {}
 
         def error(counts: Counts) -> float:

@@ -1,7 +1,5 @@
 """From a plan to the slim model: one slim block for each of the host's."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Mapping
 from typing import Any
@@ -31,25 +29,21 @@ def apply(model: nn.Module, plan: SlimPlan, weights: Mapping[str, Tensor] | None
     host = open_host(copy.deepcopy(model))
     plan.check_fits(host.info)
     slim = assembled_(host, plan)
-    given = dict(weights or {})
-    _check_own(slim, plan, given)
-    if given:
-        load_part_(slim, given)
+    _check_own(slim, plan, weights or {})
+    if weights:
+        load_part_(slim, weights)
     return slim
 
 
 def _check_own(slim: nn.Module, plan: SlimPlan, given: Mapping[str, Tensor]) -> None:
     """Raise PlanError unless the steps get the weights that came with the plan."""
-    frozen = frozen_keys(slim)
-    missing = [name for name in frozen if name not in given]
-    if missing:
-        raise PlanError(
-            f"This plan's steps have weights of their own, and {missing[0]} is not given; give all of them."
-        )
-    names = slim.state_dict()
-    strange = [name for name in given if name not in names and ".step." in name]
-    if strange:
-        raise PlanError(f"These weights hold {strange[0]}, and no step of this plan owns that.")
+    frozen, names = frozen_keys(slim), slim.state_dict()
+    for name in frozen:
+        if name not in given:
+            raise PlanError(f"This plan's steps have weights of their own, and {name} is not given; give all of them.")
+    for name in given:
+        if name not in names and ".step." in name:
+            raise PlanError(f"These weights hold {name}, and no step of this plan owns that.")
     if plan.weights and fingerprint({name: given[name] for name in frozen}) != plan.weights:
         raise PlanError(
             "The weights of the steps belong to another model or plan; give those that came with this plan."
@@ -134,22 +128,16 @@ def full_plan(model: nn.Module) -> SlimPlan:
 
 def own_keys(model: nn.Module) -> set[str]:
     """Names in the state dict of what the steps own; everything else is the host's."""
-    return {
-        f"{name}.step.{key}"
-        for name, module in model.named_modules()
-        if isinstance(module, SlimBlock)
-        for key in module.step.state_dict()
-    }
+    return {f"{name}.step.{key}" for name, block in _named_blocks(model) for key in block.step.state_dict()}
 
 
 def frozen_keys(model: nn.Module) -> list[str]:
     """Those that belong to the plan and never learn: distances, token selectors, predictors."""
-    return sorted(
-        f"{name}.step.{key}"
-        for name, module in model.named_modules()
-        if isinstance(module, SlimBlock)
-        for key in module.frozen
-    )
+    return sorted(f"{name}.step.{key}" for name, block in _named_blocks(model) for key in block.frozen)
+
+
+def _named_blocks(model: nn.Module) -> list[tuple[str, SlimBlock]]:
+    return [(name, module) for name, module in model.named_modules() if isinstance(module, SlimBlock)]
 
 
 def own_weights(host: Host, plan: SlimPlan, parts: Parts) -> dict[str, Tensor]:

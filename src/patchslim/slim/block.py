@@ -1,8 +1,5 @@
 """A host block that computes fewer tokens: the host's own parts, and the step that decides which."""
 
-from __future__ import annotations
-
-from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -69,7 +66,14 @@ class SlimBlock(nn.Module):
 
     def forward(self, given: Tensor | State, mask: Tensor | None = None, **options: Any) -> Tensor | State:
         """Tokens (B, p + t, d) → (B, p + n, d); plain tensors where no token has merged."""
-        check_alone(mask, options)
+        # While a graph is traced transformers makes a mask that hides nothing; it is nobody's and goes unused.
+        if mask is not None and not torch.compiler.is_compiling():
+            raise PlanError("A slim model takes no attention mask: what it attends to is in its plan.")
+        if options.get("output_hidden_states") or options.get("output_attentions"):
+            raise PlanError(
+                "A slim model gives no hidden states or attentions of its blocks: they are of fewer tokens; "
+                "ask the host for them."
+            )
         return self.leave(self.run(self.enter(given)))
 
     def enter(self, given: Tensor | State, tracks: bool = False) -> State:
@@ -99,15 +103,3 @@ class SlimBlock(nn.Module):
     def host_block(self) -> nn.Module:
         """A block as the host had it, of the parts that are here now."""
         return whole(self.host_shell, self)
-
-
-def check_alone(mask: object, options: Mapping[str, Any]) -> None:
-    """Raise PlanError for what transformers' models may hand to their layers and a slim block can't do."""
-    # While a graph is traced transformers makes a mask that hides nothing; it is nobody's and goes unused.
-    if mask is not None and not torch.compiler.is_compiling():
-        raise PlanError("A slim model takes no attention mask: what it attends to is in its plan.")
-    if options.get("output_hidden_states") or options.get("output_attentions"):
-        raise PlanError(
-            "A slim model gives no hidden states or attentions of its blocks: they are of fewer tokens; "
-            "ask the host for them."
-        )

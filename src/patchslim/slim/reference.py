@@ -5,8 +5,6 @@ and which keys may be attended to. Where images differ they go one by one. What 
 `reference` of each step says in plain loops.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 
@@ -80,7 +78,8 @@ def _block(host: Host, layer: int, rows: Tensor, x: Tensor, alive: list[int], si
 def _average(members: Mapping[int, Tensor], weight: Mapping[int, float]) -> Tensor:
     """The weighted mean of some tokens (B, d), at their mean length."""
     total = sum(weight[patch] for patch in members)
-    mean: Tensor = torch.stack([token * (weight[patch] / total) for patch, token in members.items()]).sum(dim=0)
-    lengths = [token.norm(dim=-1, keepdim=True) * (weight[patch] / total) for patch, token in members.items()]
-    scaled: Tensor = mean * torch.stack(lengths).sum(dim=0) / mean.norm(dim=-1, keepdim=True)
+    shares = [(token, weight[patch] / total) for patch, token in members.items()]
+    mean = torch.stack([token * share for token, share in shares]).sum(dim=0)
+    length = torch.stack([token.norm(dim=-1, keepdim=True) * share for token, share in shares]).sum(dim=0)
+    scaled: Tensor = mean * length / mean.norm(dim=-1, keepdim=True)
     return scaled

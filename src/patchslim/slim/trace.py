@@ -1,7 +1,5 @@
 """What a slim model's blocks give, one by one: where its tokens come from, and what each image takes."""
 
-from __future__ import annotations
-
 import copy
 from typing import Any
 
@@ -31,7 +29,7 @@ def sources(slim: nn.Module, images: Tensor) -> list[Tensor]:
     Where images keep different numbers, n is the largest and the rows an image lacks are all False.
     """
     host, plan = _opened(slim)
-    states = states_of(host, host.embed(images.to(_device(slim))), tracks=True)
+    states = states_of(host, host.embed(images.to(next(slim.parameters()).device)), tracks=True)
     rows = [state.rows(host.info.prefix_tokens) for state in states]
     if not plan.rectangular:
         return rows
@@ -44,7 +42,7 @@ def image_macs(slim: nn.Module, images: Tensor) -> Tensor:
     host, plan = _opened(slim)
     if plan.rectangular:
         return torch.full((len(images),), plan_macs(host.info, plan))
-    return macs_of_states(host, plan, states_of(host, host.embed(images.to(_device(slim)))))
+    return macs_of_states(host, plan, states_of(host, host.embed(images.to(next(slim.parameters()).device))))
 
 
 def macs_of_states(host: Host, plan: SlimPlan, states: list[State]) -> Tensor:
@@ -56,7 +54,3 @@ def macs_of_states(host: Host, plan: SlimPlan, states: list[State]) -> Tensor:
 def _opened(slim: Any) -> tuple[Host, SlimPlan]:
     """The model as a host, in eval mode; the model itself is left as it was."""
     return open_slim(copy.deepcopy(slim).eval() if slim.training else slim), slim.plan
-
-
-def _device(model: nn.Module) -> torch.device:
-    return next(model.parameters()).device

@@ -1,4 +1,4 @@
-"""The picture paints every token over the patches it stands for, and fades those that no token stands for."""
+"""Pictures show kept patches as they are, paint tokens over the patches they stand for, and fade all others."""
 
 from pathlib import Path
 from typing import Any
@@ -10,10 +10,10 @@ from PIL import Image
 from torch import Tensor
 
 import patchslim as ps
-from patchslim.report import draw_sources, panels, sources
-from patchslim.report.kept import shade_removed
-from patchslim.report.sources import borders, owners, paint
-from small import make_host, make_images, merging
+from patchslim.report import draw_kept, draw_sources, pictures
+from patchslim.report.pictures import Panel, borders, owners, paint, shade_removed
+from patchslim.slim import plan_of
+from small import make_host, make_images, merging, slim_of
 
 GRID = (2, 3)
 
@@ -28,6 +28,17 @@ def tokens(*groups: list[int], patches: int = 6) -> Tensor:
 
 def random_picture(height: int = 8, width: int = 12) -> Tensor:
     return torch.randint(0, 256, (3, height, width), dtype=torch.uint8, generator=torch.Generator().manual_seed(4))
+
+
+def test_kept_patches_stay_and_others_fade() -> None:
+    picture = torch.randint(0, 256, (3, 8, 12), dtype=torch.uint8)
+    shaded = shade_removed(picture, [0, 5], (2, 3))
+    plain = picture.permute(1, 2, 0) / 255
+    same = torch.isclose(shaded, plain).all(-1)
+    expected = torch.zeros(8, 12, dtype=torch.bool)
+    expected[:4, :4] = expected[4:, 8:] = True
+    assert bool(same[expected].all())
+    assert float((~same[~expected]).float().mean()) > 0.9
 
 
 def test_every_patch_has_its_token() -> None:
@@ -77,25 +88,25 @@ def test_lines_run_between_different_tokens_only() -> None:
     ]
 
 
-def drawn(monkeypatch: pytest.MonkeyPatch, *args: Any) -> tuple[list[list[panels.Panel]], list[str]]:
+def drawn(monkeypatch: pytest.MonkeyPatch, *args: Any) -> tuple[list[list[Panel]], list[str]]:
     """The panels and the names of the columns that a picture is made of."""
     found: list[Any] = []
-    monkeypatch.setattr(sources, "draw_panels", lambda rows, names, path, title: found.extend((rows, names)))
+    monkeypatch.setattr(pictures, "draw_panels", lambda rows, names, path, title: found.extend((rows, names)))
     draw_sources(*args)
     rows, names = found
     return rows, names
 
 
 def test_columns_count_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
-    pictures = [random_picture(), random_picture()]
+    images = [random_picture(), random_picture()]
     full = tokens(*([patch] for patch in range(6)))
     uneven = torch.stack([tokens([0, 1], [2], []), tokens([3], [], [])])
     nothing = torch.zeros(2, 1, 6, dtype=torch.bool)
     blocks = [full.expand(2, -1, -1), uneven, nothing]
-    rows, names = drawn(monkeypatch, pictures, blocks, GRID, Path())
+    rows, names = drawn(monkeypatch, images, blocks, GRID, Path())
     assert names == ["input", "block 1\n6 tokens", "block 2\n1.5 tokens"]
     assert [len(row) for row in rows] == [3, 3]
-    for picture, row, block in zip(pictures, rows, uneven, strict=True):
+    for picture, row, block in zip(images, rows, uneven, strict=True):
         torch.testing.assert_close(row[0].image, picture.permute(1, 2, 0) / 255)
         assert row[0].lines == []
         torch.testing.assert_close(row[2].image, paint(picture, owners(block), GRID))
@@ -112,11 +123,22 @@ def test_only_a_last_block_without_tokens_is_left_out(monkeypatch: pytest.Monkey
 def test_draws_a_png_of_a_model(tmp_path: Path) -> None:
     model = make_host()
     slim = ps.apply(model, *merging(model, drops=(2,)))
-    pictures = [random_picture(32, 32) for _ in range(2)]
-    draw_sources(pictures, ps.sources(slim, make_images(2)), ps.inspect(slim).grid, tmp_path / "merged.png", "title")
+    images = [random_picture(32, 32) for _ in range(2)]
+    draw_sources(images, ps.sources(slim, make_images(2)), ps.inspect(slim).grid, tmp_path / "merged.png", "title")
     with Image.open(tmp_path / "merged.png") as image:
         assert image.format == "PNG"
         assert image.width > 1.3 * image.height
         colours = np.asarray(image.convert("RGB")).reshape(-1, 3)
-    line = np.array([int(panels.LINE_COLOUR[begin : begin + 2], 16) for begin in (1, 3, 5)])
+    line = np.array([int(pictures.LINE_COLOUR[begin : begin + 2], 16) for begin in (1, 3, 5)])
     assert (np.abs(colours - line).max(axis=1) < 8).any()
+
+
+def test_draws_a_png_of_a_plan(tmp_path: Path) -> None:
+    _, slim = slim_of()
+    plan = plan_of(slim)
+    assert plan is not None
+    images = [torch.randint(0, 256, (3, 32, 32), dtype=torch.uint8) for _ in range(2)]
+    draw_kept(plan, images, tmp_path / "kept.png", "title")
+    with Image.open(tmp_path / "kept.png") as picture:
+        assert picture.format == "PNG"
+        assert picture.width > picture.height

@@ -1,0 +1,1 @@
+"""ToMe's and EViT's own code beside ours."""
