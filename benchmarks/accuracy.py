@@ -63,6 +63,7 @@ def accuracy(
     recover_epochs: Annotated[int, typer.Option("--recover", help="Epochs of a recovery; 0 for none.")] = 0,
     limit: Annotated[int | None, typer.Option("--limit", help="Measure on a sample of --val.")] = None,
     unseen: Annotated[str | None, typer.Option("--unseen", help="Images for the error [what --data has left].")] = None,
+    memory: Annotated[float, typer.Option("--memory", help="Bound on cached features, in GiB.")] = 4.0,
     img_size: Sized = None,
     device: Where = None,
     fresh: Annotated[bool, typer.Option("--fresh", help="Search anew though a cache of the search is there.")] = False,
@@ -78,10 +79,10 @@ def accuracy(
     for one in read_methods(methods):
         head |= {"method": one.name, "settings": one.settings, "target_macs": target_macs}
         # A task of its own for each: what one found out is neither true of another nor part of its time.
-        memory = None if cache is None else cache / f"{one}"
-        if memory is not None and fresh:
-            shutil.rmtree(memory, ignore_errors=True)
-        settings: dict[str, Any] = {"seed": seed, "batch_size": BATCH, "memory_gib": 16, "cache": Cache(memory)}
+        folder = None if cache is None else cache / f"{one}"
+        if folder is not None and fresh:
+            shutil.rmtree(folder, ignore_errors=True)
+        settings: dict[str, Any] = {"seed": seed, "batch_size": BATCH, "memory_gib": memory, "cache": Cache(folder)}
         start = time.monotonic()
         try:
             with seeded(seed, device=place):

@@ -12,7 +12,8 @@ import torch
 import typer
 from torch import Tensor, nn
 
-from patchslim.cli.common import open_device, open_model, split_setting, workers_for
+from patchslim.cli.opening import open_device, open_model, workers_for
+from patchslim.cli.options import split_setting
 from patchslim.data import Images, ImageSource, TensorImages, open_images, tensor_images
 from patchslim.data.canvas import Canvases
 from patchslim.errors import BudgetError, MethodError, PlanError, RecoverError, UnsupportedModel

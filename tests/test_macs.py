@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 import patchslim as ps
 from flops import counted, unfused
-from patchslim.macs import MADE, host_macs, macs_of_image, plan_macs, steps_macs
+from patchslim.macs import MADE, host_macs, plan_macs, steps_macs
 from patchslim.plan import make_plan
 from patchslim.steps.keep import Keep
 from patchslim.steps.selector import hidden_width, selector_macs
@@ -66,7 +66,7 @@ def test_an_average_over_images_is_what_the_plan_says() -> None:
     plan = make_plan(info, [Keep()] * 3 + [Slice(n=0)])
     assert plan_macs(info, plan) == steps_macs(info, plan.steps)
     assert plan_macs(info, plan.with_(average_macs=12345)) == 12345
-    assert macs_of_image(info, plan.steps, [16, 16, 16, 0]) == steps_macs(info, plan.steps)
+    assert steps_macs(info, plan.steps, [16, 16, 16, 0]) == steps_macs(info, plan.steps)
 
 
 def test_a_model_without_a_plan_takes_what_it_was_made_to_take() -> None:

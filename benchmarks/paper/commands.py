@@ -15,8 +15,9 @@ from benchmarks.paper.picture import draw
 from benchmarks.paper.published import TABLES, Cell, cells_of, models_of
 from benchmarks.paper.text import pages
 from benchmarks.rows import RESULTS, Row
-from patchslim.cli.common import open_device, read_ratios
-from patchslim.cli.compare import check_settings
+from patchslim.cli.compare import check_shares
+from patchslim.cli.opening import open_device
+from patchslim.cli.options import read_ratios
 from patchslim.errors import CheckpointError, PatchslimError
 from patchslim.measure import SpeedConfig
 from patchslim.timing.modes import modes_for
@@ -123,7 +124,7 @@ def timing(
     place = open_device(device)
     gpu = place.type == "cuda"
     dtype = dtype or ("bfloat16" if gpu else "float32")
-    check_settings(ratios or [], dtype, seconds)
+    check_shares(ratios or [])
     modes_for([mode], place, packed=False)
     return place, SpeedConfig(size or (256 if gpu else 16), dtype, (mode,), seconds)
 

@@ -22,7 +22,7 @@ from benchmarks.inputs import OWN_FAULT, Chosen, in_memory, say, scored, trainin
 from benchmarks.paper.published import Cell, printed
 from benchmarks.rows import RESULTS, Row, about, keep
 from benchmarks.speed import about_model, contenders, timed
-from patchslim.cli.common import open_model, workers_for
+from patchslim.cli.opening import open_model, workers_for
 from patchslim.data import ImageSource, open_images
 from patchslim.errors import UnsupportedModel
 from patchslim.events import Event

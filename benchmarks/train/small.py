@@ -35,12 +35,13 @@ from torch import Tensor, nn
 
 import patchslim as ps
 from benchmarks.inputs import Where, say
-from patchslim.cli.common import open_device, workers_for
+from patchslim.cli.opening import open_device, workers_for
 from patchslim.data.transform import data_config
 from patchslim.files import write_json
 from patchslim.hosts.weights import write_weights
-from patchslim.measure import device_name, evaluate
+from patchslim.measure import evaluate
 from patchslim.models import LVViT
+from patchslim.timing import device_name
 
 TRAINING, HELD_OUT = "training.tar", "held_out.tar"
 PER_PATCH = 0.5  # weight of LV-ViT's auxiliary head

@@ -37,22 +37,16 @@ def slim(
     other ratios of the same model, images and method.
     """
     chosen = make(method) if isinstance(method, str) else method
-    target = Target(tolerance, macs, speedup, batch_size)
-    kept = Cache(None if cache is None else Path(cache))
-    task = Task.of(
-        model, images, target, seed=seed, batch_size=batch_size, memory_gib=memory_gib, cache=kept, progress=progress
-    )
-    if cache is not None:
-        kept.belong_to(_about(chosen, task))
+    target, kept = Target(tolerance, macs, speedup, batch_size), Cache(None if cache is None else Path(cache))
+    how: dict[str, Any] = {"seed": seed, "batch_size": batch_size, "memory_gib": memory_gib}
+    task = Task.of(model, images, target, **how, cache=kept, progress=progress)
+    if cache is not None:  # whatever a search found out holds for no other
+        settings = asdict(chosen) if is_dataclass(chosen) and not isinstance(chosen, type) else {}
+        about = {
+            "method": [getattr(chosen, "name", type(chosen).__name__), settings],
+            "model": task.once("weights", lambda: weights_fingerprint(task.host.model)),
+            "set of images": task.images.fingerprint,
+            "seed": seed,
+        }
+        kept.belong_to(about)
     return model_of(fit(chosen, task), model)
-
-
-def _about(method: Any, task: Task) -> dict[str, Any]:
-    """What a search is of; whatever it found out holds for no other."""
-    settings = asdict(method) if is_dataclass(method) and not isinstance(method, type) else {}
-    return {
-        "method": [getattr(method, "name", type(method).__name__), settings],
-        "model": task.once("weights", lambda: weights_fingerprint(task.host.model)),
-        "set of images": task.images.fingerprint,
-        "seed": task.seed,
-    }

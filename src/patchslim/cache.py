@@ -8,7 +8,7 @@ import copy
 import hashlib
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -63,6 +63,14 @@ class Cache:
     def get(self, key: Key) -> dict[str, Any] | None:
         """The entry under a key, if there is one."""
         return self.entries.get(json.dumps(key))
+
+    def once(self, key: Key, make: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+        """The entry under a key, made and kept the first time it is asked for."""
+        entry = self.get(key)
+        if entry is None:
+            entry = make()
+            self.put(key, entry)
+        return entry
 
     def put(self, key: Key, entry: dict[str, Any], module: nn.Module | None = None) -> None:
         """Keep an entry, with a module where there is one; on disk before this returns."""

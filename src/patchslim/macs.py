@@ -16,12 +16,16 @@ from patchslim.steps.keep import Keep
 MADE = "macs_per_image"  # the attribute of a model that a method made without a plan
 
 
-def steps_macs(info: HostInfo, steps: Sequence[Step]) -> int:
-    """MACs per image of a network of these steps: embedding, blocks, head."""
+def steps_macs(info: HostInfo, steps: Sequence[Step], kept: Sequence[int] | None = None) -> int:
+    """MACs per image of a network of these steps: embedding, blocks, head.
+
+    Where images differ, `kept` are the patches that each block computes of one of them.
+    """
     total, entering = info.embed_macs, info.patches
     for layer, step in enumerate(steps, start=1):
-        total += step.macs(info, layer, entering)
-        entering = step.leaving(entering)
+        count = None if kept is None else kept[layer - 1]
+        total += step.macs(info, layer, entering, count)
+        entering = step.leaving(entering) if count is None else count
     return total + head_macs(info, entering)
 
 
@@ -39,15 +43,6 @@ def host_macs(info: HostInfo) -> int:
 def plan_macs(info: HostInfo, plan: SlimPlan) -> int:
     """MACs per image under a plan; the average over the images of the search where images differ."""
     return steps_macs(info, plan.steps) if plan.average_macs is None else plan.average_macs
-
-
-def macs_of_image(info: HostInfo, steps: Sequence[Step], kept: Sequence[int]) -> int:
-    """MACs of one image of which each block computes `kept` patches, where images differ."""
-    total, entering = info.embed_macs, info.patches
-    for layer, (step, count) in enumerate(zip(steps, kept, strict=True), start=1):
-        total += step.image_macs(info, layer, entering, count)
-        entering = count
-    return total + head_macs(info, entering)
 
 
 def count_macs(model: nn.Module, plan: SlimPlan | None = None) -> int:

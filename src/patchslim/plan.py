@@ -1,8 +1,9 @@
 """SlimPlan: one step per block, and for static steps the order in which patches stay. Plain data, kept as JSON."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cached_property
+from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
@@ -232,17 +233,24 @@ def static_plan(
 
 def static_steps(info: HostInfo, counts: Sequence[int], step: Static, drops: Sequence[int] = ()) -> list[Step]:
     """Static steps that keep so many patches in each block."""
-    entering, steps = info.patches, list[Step]()
-    for layer, count in enumerate(counts, start=1):
-        if step == "carry":
-            steps.append(Carry(n=count))
-        elif count == entering:
-            steps.append(Keep())
-        elif step == "cover" and count and layer not in drops:
-            steps.append(Cover(n=count))
-        else:
-            steps.append(Slice(n=count))
-        entering = count
+    if step == "carry":
+        return [Carry(n=count) for count in counts]
+    return steps_by(info, lambda n, drop: Slice(n=n) if drop or step == "slice" else Cover(n=n))(counts, drops)
+
+
+def steps_by(info: HostInfo, make: Callable[[int, bool], Step]) -> Callable[[Sequence[int], Sequence[int]], list[Step]]:
+    """From patches per block, and the blocks (from 1) that drop them, to steps: `make(n, whether it drops)` where some
+    patches go and others stay, a slice where only the prefix is left."""
+
+    def steps(counts: Sequence[int], drops: Sequence[int]) -> list[Step]:
+        found = list[Step]()
+        for layer, (entering, n) in enumerate(pairwise((info.patches, *counts)), start=1):
+            if n == entering:
+                found.append(Keep())
+            else:
+                found.append(make(n, layer in drops) if n else Slice(n=0))
+        return found
+
     return steps
 
 

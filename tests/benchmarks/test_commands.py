@@ -21,7 +21,7 @@ from benchmarks import ablations
 from benchmarks.accuracy import error_of
 from benchmarks.inputs import read_methods
 from benchmarks.rows import Row
-from patchslim.cli.common import open_model
+from patchslim.cli.opening import open_model
 from patchslim.data import tensor_images
 from patchslim.errors import PatchslimError
 from patchslim.export import FORMATS

@@ -30,10 +30,9 @@ from benchmarks.paper.figures.work import Work
 from benchmarks.rows import Row
 from flops import unfused
 from patchslim.data import as_source, tensor_images
-from patchslim.evidence.derivatives import GateDerivatives
-from patchslim.evidence.exact import exact_scores
 from patchslim.evidence.features import Features
-from patchslim.evidence.taylor import removal_effect
+from patchslim.evidence.scores import exact_scores
+from patchslim.evidence.taylor import GateDerivatives, removal_effect
 from patchslim.hosts import Host, open_host
 from patchslim.plan import static_plan
 from patchslim.search.greedy import PROBES

@@ -8,7 +8,7 @@ import pytest
 
 from commands import ON_CPU, Run
 from hf_small import make_hf
-from patchslim.cli.common import default_folder
+from patchslim.cli.opening import default_folder
 
 
 @pytest.fixture

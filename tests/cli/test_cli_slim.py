@@ -14,7 +14,7 @@ import patchslim as ps
 from commands import ON_CPU, QUICK, SMALL, Run, call, image_folder, refused, result
 from patchslim.errors import PatchslimError
 from patchslim.methods.base import METHODS
-from patchslim.steps import packed_attention
+from patchslim.steps import packed
 
 DIGITS = ("digits_vit", "--pretrained", *ON_CPU, "--images", "16", "--batch-size", "8")
 
@@ -70,7 +70,7 @@ def test_a_method_without_plans_is_told_before_it_works(run: Run, tmp_path: Path
 
 def test_images_of_a_threshold_take_different_macs(run: Run, tmp_path: Path) -> None:
     """And the fallback of packed attention is told in one line, not one for each block and batch."""
-    packed_attention.say_once.cache_clear()
+    packed.say_once.cache_clear()
     words = ("--target-macs", "0.6", "--method", "predict", "--set", "threshold=true", "--set", "epochs=3")
     code, out, err = run("slim", *DIGITS, *words, "--out", "a", "--json")
     assert code == 0

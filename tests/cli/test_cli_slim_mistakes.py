@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from commands import ON_CPU, QUICK, SMALL, Run, refused, result
-from patchslim.cli import progress
+from patchslim.cli import terminal
 
 
 def files(folder: Path) -> dict[str, bytes]:
@@ -203,7 +203,7 @@ def test_ctrl_c_is_told_and_resumable(
     method: str, event: str, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     command, left = (*QUICK, "--method", method, "--out"), [4]
-    doing, words = progress.DOING[event]
+    doing, words = terminal.DOING[event]
 
     def interrupted(told: Any) -> str:
         left[0] -= 1
@@ -212,7 +212,7 @@ def test_ctrl_c_is_told_and_resumable(
         return words(told)
 
     with monkeypatch.context() as patch:
-        patch.setitem(progress.DOING, event, (doing, interrupted))
+        patch.setitem(terminal.DOING, event, (doing, interrupted))
         refused(run(*command, "a"), "go on where they were with the same command and --resume")
     refused(run(*command, "a"), "already holds a run")
     refused(run("eval", "a", *ON_CPU), "not finished")

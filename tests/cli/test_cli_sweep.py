@@ -8,8 +8,8 @@ import pytest
 
 import patchslim as ps
 from commands import SMALL, Run, refused, result
-from patchslim.cli import progress
-from patchslim.cli.common import read_ratios
+from patchslim.cli import terminal
+from patchslim.cli.options import read_ratios
 from patchslim.errors import BudgetError
 
 SLIM = ("slim", *SMALL, "--method", "merge")
@@ -36,7 +36,7 @@ def test_an_interrupted_sweep_goes_on_and_a_finished_one_is_left_alone(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     command, seen = (*SLIM, "--target-macs", "0.8,0.65", "--out"), [0]
-    doing, words = progress.DOING["candidate"]
+    doing, words = terminal.DOING["candidate"]
 
     def interrupted(told: Any) -> str:
         seen[0] += (tmp_path / "cut" / "macs-0.8" / "plan.json").exists()  # in the middle of the second ratio
@@ -45,7 +45,7 @@ def test_an_interrupted_sweep_goes_on_and_a_finished_one_is_left_alone(
         return words(told)
 
     with monkeypatch.context() as patch:
-        patch.setitem(progress.DOING, "candidate", (doing, interrupted))
+        patch.setitem(terminal.DOING, "candidate", (doing, interrupted))
         refused(run(*command, "cut"), "--resume")
     assert not (tmp_path / "cut" / "sweep.json").exists()
     refused(run(*command, "cut"), "already holds a run")

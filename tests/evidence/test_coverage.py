@@ -1,11 +1,23 @@
-"""Which patches cover the others, against sums written out for every set that could be left."""
+"""Which patches cover the others, against sums written out for every set that could be left; and static patches for the
+others to join: nested, of the size asked for, and by the host's own keys."""
 
+from typing import Any
+
+import pytest
 import torch
+import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from patchslim.evidence.coverage import coverage_order
+from patchslim.data import as_source
+from patchslim.evidence import coverage as module
+from patchslim.evidence.coverage import FLOOR, CoverageSets, coverage_order
+from patchslim.evidence.features import Features
+from patchslim.hosts import open_host
+from small import make_host, make_images
+
+PATCHES, DEPTH = 16, 4
 
 
 def drawn(images: int, patches: int, seed: int) -> tuple[Tensor, Tensor]:
@@ -61,3 +73,59 @@ def test_what_is_given_stays_as_it_was() -> None:
     coverage_order(distance, weight)
     assert torch.equal(distance, before[0])
     assert torch.equal(weight, before[1])
+
+
+def sets_of(model: Any, images: Tensor, batch_size: int = 3, memory: float = 2**30) -> CoverageSets:
+    host = open_host(model)
+    return CoverageSets(host, Features(host, as_source(images), batch_size, memory))
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.lists(st.integers(1, PATCHES), min_size=DEPTH, max_size=DEPTH).map(lambda n: sorted(n, reverse=True)))
+def test_sets_are_nested_and_of_the_size_asked_for(counts: list[int]) -> None:
+    kept = sets_of(make_host("mean"), make_images(2)).kept(counts)
+    assert [len(block) for block in kept] == counts
+    outer = set(range(PATCHES))
+    for block in kept:
+        assert block == sorted(block)
+        assert set(block) <= outer
+        outer = set(block)
+
+
+def test_asking_for_other_counts_first_changes_nothing() -> None:
+    """A search asks for many, and orders are remembered."""
+    sets = sets_of(make_host("mean"), make_images(2))
+    for counts in ([15, 9, 9, 4], [15, 7, 3, 3], [16, 9, 2, 1], [4, 4, 4, 4], [15, 9, 9, 4]):
+        assert sets.kept(counts) == sets_of(make_host("mean"), make_images(2)).kept(counts)
+
+
+@torch.no_grad()
+def test_the_first_block_that_removes_goes_by_keys_and_class_attention_of_the_host() -> None:
+    model: Any = make_host()
+    images = make_images(4)
+    block, x = model.blocks[1], model.blocks[0](open_host(model).embed(images))
+    attn = block.attn
+    qkv = attn.qkv(block.norm1(x)).reshape(len(x), x.shape[1], 3, attn.num_heads, attn.head_dim)
+    keys = F.normalize(qkv[:, 1:, 1].flatten(2), dim=-1)
+    rows = torch.einsum("bhd,bnhd->bhn", qkv[:, 0, 0], qkv[:, :, 1]).mul(attn.scale).softmax(dim=-1)
+    weight = rows.mean(dim=1)[:, 1:] * PATCHES + FLOOR
+    order = coverage_order((1 - keys @ keys.transpose(1, 2)).square(), weight)
+    kept = sets_of(model, images).kept([PATCHES, 10, 10, 0])
+    assert kept[0] == list(range(PATCHES))
+    assert kept[1] == kept[2] == sorted(set(range(PATCHES)) - set(order[:6]))
+    assert kept[3] == []
+
+
+def test_neither_batches_nor_the_bound_on_memory_change_it() -> None:
+    model, images, counts = make_host(), make_images(5), [12, 9, 5, 0]
+    wanted = sets_of(model, images, batch_size=5).kept(counts)
+    assert sets_of(model, images, batch_size=2).kept(counts) == wanted
+    assert sets_of(model, images, batch_size=2, memory=0.0).kept(counts) == wanted
+
+
+def test_no_more_images_are_looked_at_than_there_is_room_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, images = make_host(), make_images(8)
+    monkeypatch.setattr(module, "PAIR_BYTES", 4 * PATCHES**2 * 5)
+    found = sets_of(model, images)
+    assert {len(keys) for keys in found.keys} == {5}
+    assert found.kept([9, 6, 3, 0]) == sets_of(model, images[:5]).kept([9, 6, 3, 0])

@@ -1,7 +1,5 @@
 """Compiles every kernel for GPUs that need not be there, and prints their names; run without Triton's interpreter."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch  # noqa: F401  # the kernels register themselves with it
@@ -9,11 +7,8 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from patchslim.kernels import attention_triton as attention
-from patchslim.kernels import merge_triton as merging
-from patchslim.kernels import mlp_triton
-from patchslim.kernels import pairs_programs as programs
-from patchslim.kernels import pairs_triton as pairing
+from patchslim.kernels import attention, merge, mlp
+from patchslim.kernels import match_kernels as pairing
 
 FLOATS = {"scale": "fp32", "eps": "fp32", "floor": "fp32"}
 MOST_SHARED = 99 * 1024  # bytes that a program may keep to itself on the least of GPUs since 2020
@@ -40,9 +35,9 @@ def attend(kinds: dict[str, str], head: dict[str, Any], tokens: int, sized: bool
 
 def nearest(kinds: dict[str, str], head: dict[str, Any], tokens: int, movers: int) -> Case:
     """Likewise the kernel that looks for pairs."""
-    side = pairing._side(tokens, movers, head["CHANNELS"] * (2 if kinds is BF16 else 4))
+    side = pairing.side_for(tokens, movers, head["CHANNELS"] * (2 if kinds is BF16 else 4))
     constants = head | {"SIDE": side, "ANY": head["CHANNELS"] == FEATURES["CHANNELS"]}
-    return programs.find_nearest, kinds, constants, {"num_warps": pairing._warps(side)}
+    return pairing.find_nearest, kinds, constants, {"num_warps": pairing.warps_for(side)}
 
 
 def nearest_and_attend(kinds: dict[str, str], head: dict[str, Any], tokens: int, movers: int) -> Case:
@@ -50,7 +45,7 @@ def nearest_and_attend(kinds: dict[str, str], head: dict[str, Any], tokens: int,
     _, _, constants, launch = nearest(kinds, head, tokens, movers)
     del constants["ANY"]
     constants |= {"KEY_WIDTH": 64, "KEY_CHANNELS": 64, "KEYS": 256}
-    return programs.find_nearest_and_attend, kinds, constants, {"num_warps": max(4, launch["num_warps"])}
+    return pairing.find_nearest_and_attend, kinds, constants, {"num_warps": max(4, launch["num_warps"])}
 
 
 def lighter(kinds: dict[str, str], head: dict[str, Any], tokens: int, movers: int, classed: bool) -> Case:
@@ -59,7 +54,12 @@ def lighter(kinds: dict[str, str], head: dict[str, Any], tokens: int, movers: in
     del constants["ANY"]
     constants |= {"PATCHES": 256, "OWN": pairing.OWN, "CLASSED": classed}
     constants |= {} if classed else {"attended": None, "importance": None}
-    return programs.find_lighter, kinds, constants, pairing.EXACT_RANKS | {"num_warps": max(4, launch["num_warps"])}
+    return (
+        pairing.find_lighter,
+        kinds,
+        constants,
+        pairing.EXACT_RANKS | {"num_warps": max(4, launch["num_warps"])},
+    )
 
 
 # Of every kernel: types of its pointers, constants as ViTs of 196 patches give them, and how it is launched.
@@ -83,20 +83,25 @@ CASES: list[Case] = [
     nearest_and_attend(BF16, HEAD | FEATURES, 50000, 196),
     nearest_and_attend(FP32, WIDE | FEATURES, 50000, 196),
     nearest_and_attend(BF16 | {"z": "*fp32"}, WIDE | FEATURES, 50000, 196),  # under autocast
-    (programs.rank_pairs, BF16, {"OWN": pairing.OWN, "MOVERS": 128, "ORDERED": True}, pairing.EXACT_RANKS),
     (
-        programs.rank_pairs,
+        pairing.rank_pairs,
+        BF16,
+        {"OWN": pairing.OWN, "MOVERS": 128, "ORDERED": True},
+        pairing.EXACT_RANKS,
+    ),
+    (
+        pairing.rank_pairs,
         BF16,
         {"OWN": pairing.OWN, "MOVERS": 128, "ORDERED": False, "order": None},
         pairing.EXACT_RANKS,
     ),
-    (merging._merge, BF16 | NORM, {"WIDTH": 512, "PATCHES": 256, "NORM": True}, {"num_warps": 1}),
+    (merge._merge_place, BF16 | NORM, {"WIDTH": 512, "PATCHES": 256, "NORM": True}, {"num_warps": 1}),
 ]
 # On Hopper only, where more can be kept.
 DESCRIBED = {"x": "tensordesc<bf16[128,64]>", "weight": "tensordesc<bf16[128,64]>", "bias": "*bf16"}
 HOPPERS: list[Case] = [
     (
-        mlp_triton._linear_gelu,
+        mlp._linear_gelu,
         DESCRIBED | {"out": "tensordesc<bf16[128,128]>"},
         {"ROWS": 128, "COLUMNS": 128, "DEPTH": 64},
         {"num_warps": 4, "num_stages": 3},

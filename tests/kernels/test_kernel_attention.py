@@ -10,10 +10,9 @@ from hypothesis import strategies as st
 
 from kernel_inputs import DEVICE, SHAPES, drawn, kernels_run, keys_of
 from patchslim.kernels import attention, available
-from patchslim.kernels.attention import class_attention, plain, sized
+from patchslim.kernels.attention import attend, class_attention, plain, sized
 
 pytest.importorskip("triton")
-from patchslim.kernels import attention_triton
 
 
 @given(SHAPES, st.integers(1, 9), st.booleans(), st.integers(0, 99))
@@ -23,14 +22,14 @@ def test_attention_with_sizes(shape: Any, n: int, shared: bool, seed: int) -> No
     normal = drawn(seed)
     k, v, q = keys_of(normal, *shape), keys_of(normal, *shape), normal(batch, heads, min(n, n_in), width)
     size = normal(1 if shared else batch, n_in).abs() + 1
-    found = attention_triton.attend(q, k, v, size, 0.4)
+    found = attend(q, k, v, size, 0.4)
     wanted = sized(size)(q, k, v, scale=0.4, dropout=0.0, fused=False)
     torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-5)
     assert found.transpose(1, 2).is_contiguous()  # what the projection reads without a copy
     wanted = plain(q, k, v, scale=0.4, dropout=0.0, fused=False)
     for launches in (True, False):
-        with patch.object(attention_triton, "worth_launching", lambda kernel, answer=launches: answer):
-            once = attention_triton.attend(q, k, v, None, 0.4)
+        with patch.object(attention, "worth_launching", lambda kernel, answer=launches: answer):
+            once = attend(q, k, v, None, 0.4)
         torch.testing.assert_close(once, wanted, rtol=1e-5, atol=1e-5)
         assert once.transpose(1, 2).is_contiguous()
 
@@ -53,9 +52,8 @@ def test_attention_of_few_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
     normal = drawn(0)
     q, k, v = normal(1, 2, 5, 8), keys_of(normal, 1, 2, 9, 8), keys_of(normal, 1, 2, 9, 8)
     wanted = plain(q, k, v, scale=0.4, dropout=0.0, fused=True)
-    monkeypatch.setattr(attention_triton, "worth_launching", lambda kernel: True)
+    monkeypatch.setattr(attention, "worth_launching", lambda kernel: True)
     monkeypatch.setattr(attention, "small_kernel_for", lambda k: True)
-    monkeypatch.setattr(attention, "attention_triton", attention_triton, raising=False)
     found = plain(q, k, v, scale=0.4, dropout=0.0, fused=True)
     torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-5)
 

@@ -11,11 +11,23 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from kernel_inputs import DEVICE, SHAPES, drawn, kernels_run, keys_of
-from patchslim.kernels.match import LEARNT_FLOOR, match, match_lighter, take, unit_keys
-from patchslim.kernels.merge import Merged, merge, merge_into_first, merge_lighter, merge_lighter_by_class, merge_pairs
+from patchslim.kernels.match import (
+    LEARNT_FLOOR,
+    Match,
+    all_into_first,
+    learnt_weight,
+    match,
+    match_lighter,
+    pair,
+    pair_lighter,
+    pairs_by_distance,
+    pairs_by_keys,
+    take,
+    unit_keys,
+)
+from patchslim.kernels.merge import Merged, merge, merge_rows
 
 pytest.importorskip("triton")
-from patchslim.kernels import merge_triton, pairs_triton
 
 
 def check_places(place: Tensor, wanted: Any, n: int) -> None:
@@ -38,19 +50,19 @@ def test_pairs_and_merges(shape: Any, prefix: int, share: float, weighed: bool, 
     importance = normal(batch, t).abs() if weighed else None
     if keys:
         weight = normal(batch, t).exp() if weighed else torch.ones(batch, t, device=DEVICE)
-        found = match(unit_keys(k, prefix), n, weight if weighed else None)
-        place = pairs_triton.pair(k[:, :, prefix:], weight, n)
+        found = match(unit_keys(k, prefix), n, weight)
+        place = pair(k[:, :, prefix:], weight, n)
     else:
         z = normal(batch, t, 6)
         found = match_lighter(z[..., :-1], n, z[..., -1].exp())
-        place = pairs_triton.pair_lighter(z, n)
+        (place,) = pair_lighter(z, n, None, None, None, 0.0)
     check_places(place, found, n)
     wanted, share_of = merge(x, size, found, prefix, importance), size[:, prefix:] if importance is None else importance
-    tokens, grown = merge_triton.merge_rows(x, size, share_of, place, n)
+    tokens, grown = merge_rows(x, size, share_of, place, n, None, None, 0.0)
     torch.testing.assert_close(tokens, wanted.x, rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(grown, wanted.size, rtol=1e-6, atol=1e-6)
     gain, bias = drawn(1)(20), drawn(2)(20)
-    again, _, normed = merge_triton.merge_normed(x, size, share_of, place, n, gain, bias, 1e-5)
+    again, _, normed = merge_rows(x, size, share_of, place, n, gain, bias, 1e-5)
     assert torch.equal(again, tokens)
     torch.testing.assert_close(normed, F.layer_norm(tokens, (20,), gain, bias, 1e-5), rtol=1e-5, atol=1e-5)
     rows = torch.arange(batch, device=DEVICE)[:, None]
@@ -73,7 +85,7 @@ def test_pairs_by_the_class_tokens_attention(shape: Any, prefix: int, share: flo
     importance = rows[:, prefix:] * t
     z = normal(batch, t, 6)
     wanted = match_lighter(z[..., :-1], n, z[..., -1].exp() * (importance + LEARNT_FLOOR) ** 2)
-    place, found = pairs_triton.pair_lighter_by_class(q, k, z, size, 0.4, n, LEARNT_FLOOR)
+    place, found = pair_lighter(z, n, q, k, size, 0.4)
     torch.testing.assert_close(found, importance, rtol=1e-5, atol=1e-6)
     check_places(place, wanted, n)
 
@@ -84,36 +96,37 @@ def both(way: str, tokens: tuple[Tensor, Tensor | None], n: int, k: Tensor, weig
     normal, prefix = drawn(5), 1
     t = x.shape[1] - prefix
     z, importance = normal(len(x), t, 6), normal(len(x), t).abs() if weighed else None
-    weight, q = normal(len(x), t).exp() if weighed else None, normal(len(x), k.shape[1], 1, k.shape[3])
+    weight, query = normal(len(x), t).exp(), (normal(len(x), k.shape[1], 1, k.shape[3]), 0.4)
 
     def merged() -> Merged:
-        if way == "pairs":
-            return merge_pairs(x, size, k, n, prefix, importance, weight)
+        if way == "by keys":
+            return merge(x, size, pairs_by_keys(k, n, prefix, weight), prefix, importance)
         if way == "into first":
-            return merge_into_first(x, size, k, n, prefix, importance)
-        if way == "lighter":
-            return merge_lighter(x, size, z, n, prefix, importance)
-        return merge_lighter_by_class(x, size, k, z, n, prefix, q, 0.4, norm)
+            return merge(x, size, all_into_first(k, n, prefix), prefix, importance)
+        found, attention = pairs_by_distance(z, n, k, size, query if way == "by class" else None)
+        assert (attention is not None) == (way == "by class")
+        return merge(x, size, found, prefix, attention, norm)
 
     with torch.no_grad(), kernels_run(False):
         wanted = merged()
     with torch.no_grad(), kernels_run() as asked:
         found = merged()
-    assert asked or (way == "lighter" and weighed)
+    assert asked
     torch.testing.assert_close(found.x, wanted.x, rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(found.size, wanted.size, rtol=1e-5, atol=1e-5)
-    assert torch.equal(found.to, wanted.to)
-    assert torch.equal(take(wanted.to, wanted.keep), torch.arange(n, device=DEVICE).expand(len(x), -1))
-    if way in ("pairs", "into first"):
-        assert torch.equal(found.keep, wanted.keep)
+    assert torch.equal(found.found.to.long(), wanted.found.to)
+    for one in (found.found, wanted.found):
+        assert torch.equal(take(wanted.found.to, one.keep), torch.arange(n, device=DEVICE).expand(len(x), -1))
+    if way in ("by keys", "into first"):
+        assert torch.equal(found.found.keep, wanted.found.keep)
     assert wanted.normed is None
     if found.normed is not None:
         torch.testing.assert_close(found.normed, norm(found.x), rtol=1e-5, atol=1e-5)
-    assert (found.normed is not None) == (way == "by class" and isinstance(norm, nn.LayerNorm))
+    assert (found.normed is not None) == (way in ("lighter", "by class") and isinstance(norm, nn.LayerNorm))
 
 
 @given(
-    st.sampled_from(["pairs", "into first", "lighter", "by class"]),
+    st.sampled_from(["by keys", "into first", "lighter", "by class"]),
     SHAPES,
     st.floats(0, 1),
     st.booleans(),
@@ -136,9 +149,10 @@ def test_a_merge_is_the_same_with_kernels(
 
 def test_many_patches_do_without_kernels() -> None:
     normal = drawn(0)
-    x, k, z = normal(1, 300, 8), keys_of(normal, 1, 2, 300, 4), normal(1, 299, 4)
-    wanted = merge_lighter_by_class(x, None, k, z, 200, 1, normal(1, 2, 1, 4), 0.5, nn.LayerNorm(8))
-    assert wanted.x.shape == (1, 201, 8)
-    with kernels_run():
-        found = merge_lighter(x, None, z, 200, 1, None)  # would otherwise need more than one program holds
-    assert torch.equal(found.to, match_lighter(z[..., :-1], 200, z[..., -1].exp()).to)
+    k, z = keys_of(normal, 1, 2, 300, 4), normal(1, 299, 4)
+    for query in (None, (normal(1, 2, 1, 4), 0.5)):
+        with kernels_run():
+            found, attention = pairs_by_distance(z, 200, k, None, query)  # would need more than one program holds
+        wanted = match_lighter(z[..., :-1], 200, learnt_weight(z[..., -1], attention))
+        assert isinstance(found, Match)
+        assert torch.equal(found.to, wanted.to)

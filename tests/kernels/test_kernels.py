@@ -19,19 +19,20 @@ from torch import Tensor, nn
 from hf_small import make_hf
 from kernel_inputs import DEVICE, drawn, kernels_run, keys_of
 from patchslim.hosts import open_host
+from patchslim.kernels import attention, match, match_kernels, mlp
+from patchslim.kernels import merge as averaging
 from patchslim.kernels.attention import plain, sized
-from patchslim.kernels.merge import merge_lighter_by_class
+from patchslim.kernels.match import pairs_by_distance
+from patchslim.kernels.merge import merge
 
 pytest.importorskip("triton")
 from triton.runtime.jit import KernelInterface
-
-from patchslim.kernels import attention_triton, merge_triton, mlp_triton, pairs_triton
 
 
 @pytest.fixture
 def launching(monkeypatch: pytest.MonkeyPatch) -> None:
     """Kernels that compete with a library's run as if a CUDA graph were recorded."""
-    for room in (attention_triton, mlp_triton):
+    for room in (attention, mlp):
         monkeypatch.setattr(room, "worth_launching", lambda kernel: True)
 
 
@@ -50,8 +51,8 @@ class Merging(nn.Module):
         for block, features in zip(host.blocks, self.features, strict=True):
             incoming, query = (read := math.read(block, x)), math.class_query(block, read)
             n = (x.shape[1] - prefix) * 2 // 3
-            z, norm = features(x[:, prefix:]), math.first_norm(block)
-            merged = merge_lighter_by_class(x, size, incoming.k, z, n, prefix, *query, norm)
+            found, importance = pairs_by_distance(features(x[:, prefix:]), n, incoming.k, size, query)
+            merged = merge(x, size, found, prefix, importance, math.first_norm(block))
             mix = plain if size is None else sized(size)
             x, size = math.compute(block, merged.x, incoming, mix, merged.normed), merged.size
         return host.logits(x)
@@ -90,24 +91,25 @@ def test_a_compiler_takes_them_as_they_are() -> None:
         found = torch.compile(merging, backend=keep, fullgraph=True)(images)
     torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-4)
     called = {str(node.target).split(".")[1] for node in graphs[0].graph.nodes if "patchslim." in str(node.target)}
-    assert called == {"pair_lighter_by_class", "merge_normed", "attend"}
+    assert called == {"pair_lighter", "merge_rows", "attend"}
 
 
 @pytest.mark.usefixtures("launching")
 def test_a_compiler_can_rely_on_their_shapes() -> None:
     normal = drawn(0)
     k, q, size = keys_of(normal, 2, 3, 9, 8), normal(2, 3, 4, 8), normal(2, 9).abs() + 1
-    place = pairs_triton.pair(k[:, :, 1:], normal(2, 8), 6)
+    place = match.pair(k[:, :, 1:], normal(2, 8), 6)
     for name, args in (
         ("attend", (q, k, k, size, 0.4)),
         ("attend", (q, k, k, None, 0.4)),
         ("class_rows", (q[:, :, :1], k, size, 0.4)),
         ("linear_gelu", (q.half(), normal(16, 8).half(), normal(16).half())),
         ("pair", (k[:, :, 1:], normal(2, 8), 6)),
-        ("pair_lighter", (normal(2, 8, 4), 6)),
-        ("pair_lighter_by_class", (q[:, :, :1], k, normal(2, 8, 4), size, 0.4, 6, 0.3)),
-        ("merge_rows", (normal(2, 9, 20), size, size[:, 1:], place, 6)),
-        ("merge_normed", (normal(2, 9, 20), size, size[:, 1:], place, 6, normal(20), normal(20), 1e-5)),
+        ("pair_lighter", (normal(2, 8, 4), 6, None, None, None, 0.0)),
+        ("pair_lighter", (normal(2, 8, 4), 6, q[:, :, :1], k, None, 0.4)),
+        ("pair_lighter", (normal(2, 8, 4), 6, q[:, :, :1], k, size, 0.4)),
+        ("merge_rows", (normal(2, 9, 20), size, size[:, 1:], place, 6, None, None, 0.0)),
+        ("merge_rows", (normal(2, 9, 20), size, size[:, 1:], place, 6, normal(20), normal(20), 1e-5)),
     ):
         operator = getattr(torch.ops.patchslim, name).default
         torch.library.opcheck(operator, args, test_utils=("test_schema", "test_faketensor"))
@@ -120,7 +122,7 @@ def test_they_compile_for_gpus_that_need_not_be_here() -> None:
     done = subprocess.run([sys.executable, str(script)], env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-2000:]
     compiled = {line.split()[0] for line in done.stdout.splitlines()}
-    assert compiled == set.union(*map(launched, (attention_triton, merge_triton, mlp_triton, pairs_triton)))
+    assert compiled == set.union(*map(launched, (attention, match, match_kernels, averaging, mlp)))
 
 
 def launched(room: ModuleType) -> set[str]:

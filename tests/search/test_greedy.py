@@ -20,7 +20,7 @@ from patchslim.hosts.base import PATCH_READOUTS
 from patchslim.macs import steps_macs
 from patchslim.methods import Drop, Random, Spread
 from patchslim.plan import SlimPlan, static_plan, static_steps
-from patchslim.search.cost import MacCost, PlainBudget
+from patchslim.search.cost import Budget, MacCost
 from patchslim.search.greedy import Greedy
 from searches import assert_same, ratio, readout_error, slim_by
 from small import make_host, make_images
@@ -60,7 +60,7 @@ def whole_path(kind: str) -> Greedy:
     """The path, gone to its end."""
     host = open_host(make_host(kind).requires_grad_(False))
     features = Features(host, as_source(make_images(IMAGES)), 4, 2**30)
-    path = Greedy(host, features, Cache(), silent, PlainBudget(MacCost(Drop().draft(host.info)), None), seed=0)
+    path = Greedy(host, features, Cache(), silent, Budget(MacCost(Drop().draft(host.info)), None), seed=0)
     path.search(1e9)
     return path
 

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import patchslim as ps
-from patchslim.evidence.coverage_sets import CoverageSets
+from patchslim.evidence.coverage import CoverageSets
 from patchslim.evidence.distances import find_distances
 from patchslim.methods import Cover, Merge, Predict, Task
 from patchslim.search import Draft, Drops, Target
@@ -88,7 +88,8 @@ def test_blocks_that_drop_get_counts_of_their_own(way: str, monkeypatch: pytest.
     for kind, drops in product(("class", "mean with prefix"), ((1,), (2,), (1, 2))):
         search, target = measuring(kind, way), target_at(kind, way, 0.6)
         monkeypatch.setattr(search, "choose_drops", lambda counts, own=drops: own)
-        plan, (counts, kept) = search._find()(target)
+        search.known = None  # as if nothing had been searched for yet
+        plan, (counts, kept) = search.find(target)
         assert kept == drops
         assert search.draft.plan(counts, drops) == plan
         assert search.cost.of(counts) <= target * ps.count_macs(make_host(kind))

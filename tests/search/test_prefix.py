@@ -7,7 +7,7 @@ import pytest
 from torch import Tensor, nn
 
 from patchslim.data import as_source
-from patchslim.evidence.coverage_sets import CoverageSets
+from patchslim.evidence.coverage import CoverageSets
 from patchslim.evidence.features import Features
 from patchslim.hosts import Host, open_host
 from patchslim.plan import SlimPlan, static_plan

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 import patchslim as ps
-from patchslim.evidence.simple import radial_scores
+from patchslim.evidence.scores import radial_scores
 from patchslim.hosts.base import PATCH_READOUTS
 from patchslim.methods import PS, Attention, Radial, Random, Spread
 from searches import assert_same, slim_by

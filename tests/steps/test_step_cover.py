@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import patchslim as ps
-from patchslim.kernels.match import unit_keys
-from patchslim.kernels.merge import merge_into_first
+from patchslim.kernels.match import all_into_first, unit_keys
+from patchslim.kernels.merge import merge
 from patchslim.plan import SlimPlan
 from small import cover_plan, make_host, make_images
 
@@ -42,7 +42,7 @@ def test_joining_is_the_slow_loop(patches: int, data: st.DataObject, seed: int) 
     x = torch.randn(3, prefix + patches, 5, generator=generator, dtype=torch.float64)
     k = torch.randn(3, 2, prefix + patches, 4, generator=generator, dtype=torch.float64)
     weight = torch.rand(3, patches, generator=generator).double() + 0.1
-    found = merge_into_first(x, None, k, n, prefix, weight)
+    found = merge(x, None, all_into_first(k, n, prefix), prefix, weight)
     assert torch.equal(found.x[:, :prefix], x[:, :prefix])
     for image in range(3):
         rows, sizes = slow_join(x[image, prefix:], unit_keys(k, prefix)[image], n, weight[image])
@@ -52,9 +52,9 @@ def test_joining_is_the_slow_loop(patches: int, data: st.DataObject, seed: int) 
 
 def test_autocast_rounds_neither_likeness_nor_averages() -> None:
     x, k = torch.randn(2, 10, 8), torch.randn(2, 2, 10, 4)
-    wanted = merge_into_first(x, None, k, 5, 1, None)
+    wanted = merge(x, None, all_into_first(k, 5, 1), 1)
     with torch.autocast("cpu", torch.bfloat16):
-        found = merge_into_first(x, None, k, 5, 1, None)
+        found = merge(x, None, all_into_first(k, 5, 1), 1)
     assert torch.equal(found.x, wanted.x)
 
 

@@ -10,9 +10,9 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import patchslim as ps
 from flops import unfused
-from patchslim.macs import macs_of_image
+from patchslim.macs import steps_macs
 from patchslim.plan import SlimPlan, make_plan
-from patchslim.steps import Step, packed_attention
+from patchslim.steps import Step, packed
 from patchslim.steps.keep import Keep
 from patchslim.steps.slice import Slice
 from patchslim.steps.threshold import Threshold
@@ -50,7 +50,7 @@ def test_images_keep_different_numbers_and_macs_follow() -> None:
     assert bool((counts[:, 1:] <= counts[:, :-1]).all())
     macs = ps.image_macs(slim, images).tolist()
     assert len(set(macs)) > 3
-    assert macs == [macs_of_image(ps.inspect(model), plan.steps, own) for own in counts.tolist()]
+    assert macs == [steps_macs(ps.inspect(model), plan.steps, own) for own in counts.tolist()]
 
 
 @pytest.mark.parametrize("selector", SELECTORS)
@@ -86,17 +86,17 @@ def test_an_image_with_fewer_patches_than_the_least_keeps_all_it_has() -> None:
 def test_the_fallback_says_so_once_and_padding_gives_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     _, slim = made(make_host())
     images = make_images(4)
-    packed_attention.say_once.cache_clear()
+    packed.say_once.cache_clear()
     with warnings.catch_warnings(record=True) as said, torch.no_grad():
         warnings.simplefilter("always")
         one_by_one = slim(images)
         slim(images)
     assert len([word for word in said if "packed attention" in str(word.message)]) == 1
 
-    def padded(self: Any, q: Tensor, k: Tensor, v: Tensor, scale: float, dropout: float, fused: bool) -> Tensor:
+    def padded(self: Any, q: Tensor, k: Tensor, v: Tensor, scale: float, **how: Any) -> Tensor:
         return self._padded(q, k, v, scale)  # type: ignore[no-any-return]
 
-    monkeypatch.setattr(packed_attention.PackedMix, "_one_by_one", padded)
+    monkeypatch.setattr(packed.PackedMix, "_one_by_one", padded)
     with torch.no_grad():
         assert relative(slim(images), one_by_one) < CLOSE
 

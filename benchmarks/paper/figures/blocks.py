@@ -15,11 +15,10 @@ from torch import Tensor
 
 from benchmarks.paper.figures.work import Work
 from benchmarks.rows import Row
-from patchslim.evidence.derivatives import GateDerivatives
 from patchslim.evidence.features import Features
 from patchslim.evidence.network import Network, Partial
-from patchslim.evidence.scoring import score_block
-from patchslim.evidence.taylor import Removal
+from patchslim.evidence.scores import score_block
+from patchslim.evidence.taylor import GateDerivatives, Removal
 from patchslim.hosts import Host, HostInfo
 from patchslim.macs import host_macs, steps_macs
 from patchslim.plan import static_steps

@@ -18,7 +18,8 @@ from benchmarks.paper.figures.similarity import measure_sim
 from benchmarks.paper.figures.work import Work
 from benchmarks.paper.text import pages
 from benchmarks.rows import RESULTS, Row, read_rows
-from patchslim.cli.common import Pretrained, open_device, open_model
+from patchslim.cli.opening import open_device, open_model
+from patchslim.cli.options import Pretrained
 from patchslim.errors import PatchslimError
 from patchslim.hosts.hf_open import is_hf_name
 

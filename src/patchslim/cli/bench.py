@@ -1,85 +1,85 @@
 """`patchslim bench`: throughput of a run against its host, both in one run."""
 
-from __future__ import annotations
-
 import os
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
-import torch
-import typer
-from torch import Tensor
+from typer import Option
 
-from patchslim.cli.bench_text import notes, text_of
-from patchslim.cli.common import AsJson, Device, RunFolder, SomeData, console, open_device, report, shown
+from patchslim.cli import options
+from patchslim.cli.opening import open_device
+from patchslim.cli.terminal import console, report, shown
 from patchslim.data import open_images
 from patchslim.errors import PatchslimError, first_words
 from patchslim.files import write_json
-from patchslim.measure import BenchConfig, device_name
+from patchslim.measure import BenchConfig
 from patchslim.measure import bench as measure
-from patchslim.measure.bench import Forecast, by_dtype, forecast
+from patchslim.measure.bench import by_dtype, forecast
 from patchslim.plan import SlimPlan
 from patchslim.runs.store import PLAN, load, load_host
+from patchslim.timing import device_name
 from patchslim.timing.memory import out_of_memory
 
 FOLDER = "bench"  # in the run's
+NAMES = {
+    "slim": "the slim model",
+    "baseline": "the host",
+    "baseline_same_embedding": "the host with the same patch embedding",
+    "quantised": "the slim model, quantised",
+    "baseline_quantised": "the host with the same patch embedding, quantised",
+}
 
 
 def bench(
-    run: RunFolder,
-    data: SomeData = None,
+    run: options.RunFolder,
+    data: options.SomeData = None,
     batch_size: Annotated[
         str | None,
-        typer.Option(
-            "--batch-size",
-            metavar="B[,B…]",
-            help="Images at a time; several are timed one by one [32, or what the run was made for].",
+        Option(
+            metavar="B[,B…]", help="Images at a time; several are timed one by one [32, or what the run was made for]."
         ),
     ] = None,
     dtype: Annotated[
         str | None,
-        typer.Option(
-            "--dtype",
+        Option(
             metavar="D[,D…]",
             help="float32, bfloat16, float16, or several of them [float32, or what the run was made for].",
         ),
     ] = None,
     mode: Annotated[
         str | None,
-        typer.Option(
-            "--mode",
+        Option(
             metavar="M[,M…]",
             help="eager, compiled, graph (CUDA graph), compiled-graph; auto is all of them on a GPU, else eager. "
             "Each model is told by its best [auto, or what the run was made for].",
         ),
     ] = None,
-    compiled: Annotated[bool, typer.Option("--compile", help="Also with torch.compile: one more --mode.")] = False,
+    compiled: Annotated[bool, Option("--compile", help="Also with torch.compile: one more --mode.")] = False,
     autocast: Annotated[
-        bool, typer.Option("--autocast", help="Leave the weights in float32 and autocast to the dtype.")
+        bool, Option("--autocast", help="Leave the weights in float32 and autocast to the dtype.")
     ] = False,
-    seconds: Annotated[
-        float, typer.Option("--seconds", min=0.01, help="Time to spend on each model in each mode.")
-    ] = 5.0,
+    seconds: Annotated[float, Option(min=0.01, help="Time to spend on each model in each mode.")] = 5.0,
     quantize: Annotated[
-        str | None,
-        typer.Option("--quantize", metavar="W", help="Also with linear layers in int8 or float8 (float8 on a GPU)."),
+        str | None, Option(metavar="W", help="Also with linear layers in int8 or float8 (float8 on a GPU).")
     ] = None,
-    profile: Annotated[bool, typer.Option("--profile", help="Also show where the time goes, per block.")] = False,
+    profile: Annotated[bool, Option("--profile", help="Also show where the time goes, per block.")] = False,
     out: Annotated[
-        Path | None,
-        typer.Option("--out", metavar="F", help="Results go here [RUN/bench/DEVICE_torchV_DTYPE[_W].json]."),
+        Path | None, Option(metavar="F", help="Results go here [RUN/bench/DEVICE_torchV_DTYPE[_W].json].")
     ] = None,
-    device: Device = None,
-    as_json: AsJson = False,
+    device: options.Device = None,
+    as_json: options.AsJson = False,
 ) -> None:
     """Time the slim model and its host side by side, and compare with what the MACs and the plan promise."""
     place = open_device(device)
-    own = forecast_of(run, place)
+    plan = SlimPlan.load(run / PLAN) if (run / PLAN).exists() else None
+    own = None if plan is None else forecast(plan)
+    own = own if own and own.device == device_name(place) else None  # it holds for that device only
     usual = own.modes if own else ["auto"]
     config = BenchConfig(
         batch_sizes=_numbers(batch_size) if batch_size is not None else [own.batch_size if own else 32],
         dtypes=_words(dtype) if dtype is not None else [own.dtype if own else "float32"],
-        modes=[*(_words(mode) if mode is not None else usual), *(["compiled"] if compiled else [])],
+        modes=(_words(mode) if mode is not None else usual) + (["compiled"] if compiled else []),
         seconds=seconds,
         autocast=autocast,
         profile=profile,
@@ -88,7 +88,9 @@ def bench(
     try:
         slim, host = load(run).to(place), load_host(run).to(place)
         check_place(run / FOLDER / "results.json" if out is None else out)
-        images = None if data is None else open_pixels(slim, data, max(config.batch_sizes))
+        images, most = None, max(config.batch_sizes)
+        if data is not None:
+            images = next(iter(open_images(data, model=slim, limit=most, split="test").batches(most)))[0]
         with shown("preparing") as move:
             found = measure(slim, host, config, images=images, tell=lambda what: move(description=what))
     except Exception as error:
@@ -96,23 +98,14 @@ def bench(
             raise
         raise PatchslimError(f"There is not enough memory for the models ({first_words(error)}); free some.") from None
     result = {"run": str(run), "data": data} | found
-    files = save(result, run, out)
+    results = {run / FOLDER / name: own for name, own in by_dtype(result).items()} if out is None else {out: result}
+    for path, content in results.items():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_json(path, content)
     for note in notes(result):
         console.print(note, highlight=False)
+    files = [str(path) for path in results]
     report(result | {"files": files}, as_json, text_of(result, files))
-
-
-def forecast_of(run: Path, place: torch.device) -> Forecast | None:
-    """What the plan of a run predicts of its speed, if it was made for a speed-up on this device."""
-    path = run / PLAN
-    found = forecast(SlimPlan.load(path)) if path.exists() else None
-    return found if found is not None and found.device == device_name(place) else None
-
-
-def open_pixels(slim: Any, data: str, count: int) -> Tensor:
-    """Up to `count` real images: (K, C, H, W)."""
-    images = open_images(data, model=slim, limit=count, split="test")
-    return next(batch for batch, _ in images.batches(count))
 
 
 def check_place(path: Path) -> None:
@@ -122,15 +115,6 @@ def check_place(path: Path) -> None:
         folder = folder.parent
     if path.is_dir() or not folder.is_dir() or not os.access(folder, os.W_OK):
         raise PatchslimError(f"The results can't be written to {path}; choose another file with --out.")
-
-
-def save(result: dict[str, Any], run: Path, out: Path | None) -> list[str]:
-    """Write the results, a file for each dtype or all in the one asked for; the files' names."""
-    files = {out: result} if out is not None else {run / FOLDER / name: own for name, own in by_dtype(result).items()}
-    for path, own in files.items():
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_json(path, own)
-    return [str(path) for path in files]
 
 
 def _words(text: str) -> list[str]:
@@ -143,3 +127,74 @@ def _numbers(text: str) -> list[int]:
         return [int(word) for word in _words(text)]
     except ValueError:
         raise PatchslimError(f"--batch-size takes whole numbers such as 1,16,256, and {text!r} is not that.") from None
+
+
+def notes(result: Mapping[str, Any]) -> Iterator[str]:
+    """What did not go as asked: batches that did not fit, modes that failed."""
+    for row in result["rows"]:
+        if row["reduced_batch"] is not None:
+            yield (
+                f"A batch of {row['asked_batch_size']} in {row['dtype']} does not fit in memory; "
+                f"timed with {row['reduced_batch']} instead."
+            )
+        case = f"batch {row['batch_size']}, {row['dtype']}"
+        for name, model in row["models"].items():
+            for mode, reason in model["failed"].items():
+                yield f"Mode {mode} does not work for {NAMES[name]} ({case}: {reason}); it was timed without."
+
+
+def text_of(result: Mapping[str, Any], files: Sequence[str]) -> str:
+    """A few lines per row, its profile if there is one, and where it was saved."""
+    lines = [f"{result['device']}, torch {result['torch']}, {result['threads']} threads"]
+    for row in result["rows"]:
+        lines += _row(row)
+        if "profile" in row:
+            lines += _profile(row["profile"])
+    return "\n".join([*lines, f"saved in {', '.join(files)}"])
+
+
+def _row(row: Mapping[str, Any]) -> list[str]:
+    asked = "" if row["reduced_batch"] is None else f" ({row['asked_batch_size']} did not fit)"
+    lines = [
+        f"batch {row['batch_size']}{asked}, {row['dtype']}: {row['throughput']:.1f} images/s {_how(row, '')}; "
+        f"the MACs promise {row['ideal_speedup']:.2f}×",
+        _against(row, "baseline", "", "that"),
+        _against(row, "baseline_same_embedding", "_same_embedding", "that"),
+    ]
+    if row["predicted_speedup"] is not None:
+        lines.append(
+            f"  the plan predicted {row['predicted_speedup']:.2f}× against the host: measured "
+            f"{row['speedup'] / row['predicted_speedup'] - 1:+.1%}"
+        )
+    if "quantised_throughput" in row:
+        lines += [
+            f"  {NAMES['quantised']}, {row['quantised_throughput']:.1f} {_how(row, 'quantised_')}: "
+            f"{row['quantised_over_slim']:.2f}× of the slim model, {row['quantised_over_baseline']:.2f}× of the host",
+            _against(row, "baseline_quantised", "_quantised", "what the MACs promise"),
+        ]
+    return lines
+
+
+def _against(row: Mapping[str, Any], name: str, end: str, of: str) -> str:
+    """What is gained on another model; `end`: how the names of those numbers end."""
+    return (
+        f"  against {NAMES[name]}, {row[f'{name}_throughput']:.1f} {_how(row, f'{name}_')}: "
+        f"{row[f'speedup{end}']:.2f}×, {row[f'share_of_ideal{end}']:.0%} of {of}"
+    )
+
+
+def _how(row: Mapping[str, Any], start: str) -> str:
+    """A model's best mode and its memory; `start`: how the names of its numbers start."""
+    peak = row[f"{start}peak_memory"]
+    return f"({row[f'{start}mode']}{'' if peak is None else f', {peak / 2**20:.0f} MiB'})"
+
+
+def _profile(profile: Mapping[str, Any]) -> list[str]:
+    """Milliseconds of every part, eager."""
+    lines = [f"  {'ms, eager':<12}{'host':>10}{'same emb.':>11}{'slim':>10}{'host/slim':>11}"]
+    columns = [profile[name] for name in ("baseline", "baseline_same_embedding", "slim")]
+    rows = [*zip(profile["parts"], *columns, strict=True), ("total", *map(sum, columns))]
+    for part, host, same, slim in rows:
+        ratio = f"{host / slim:.2f}×" if slim else ""
+        lines.append(f"  {part:<12}{host * 1e3:>10.3f}{same * 1e3:>11.3f}{slim * 1e3:>10.3f}{ratio:>11}")
+    return lines

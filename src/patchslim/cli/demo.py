@@ -1,32 +1,34 @@
 """`patchslim demo`: the whole way on the bundled digits model, in a minute or two."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
 from rich.console import Console
 from rich.table import Table
 from torch import nn
+from typer import Option
 
-from patchslim.cli.common import AsJson, console, open_model
-from patchslim.cli.progress import show_search
+from patchslim.cli import options
+from patchslim.cli.opening import open_model
+from patchslim.cli.terminal import console, show_search
 from patchslim.data import open_images
-from patchslim.files import write_json
+from patchslim.errors import RunError
+from patchslim.files import read_json, write_json
 from patchslim.folder import STARTED
 from patchslim.hosts import HostInfo, inspect
-from patchslim.measure import evaluate, time_side_by_side
+from patchslim.measure import evaluate
 from patchslim.methods import DEFAULT, PLAINEST, Task, make
 from patchslim.report import draw_kept, draw_sources
 from patchslim.runs.make import check_runs_folder, make_runs
 from patchslim.runs.store import CONFIG, METRICS, SEARCH, load
 from patchslim.search import Target
 from patchslim.slim import plan_of, sources
+from patchslim.timing import time_side_by_side
 
 KEPT_PICTURE, MERGED_PICTURE = "kept_patches.png", "merged_patches.png"
 RATIO = 0.55  # of the host's MACs
@@ -56,8 +58,7 @@ class Run:
 
 
 def demo(
-    out: Annotated[Path, typer.Option("--out", metavar="DIR", help="Run folder.")] = Path("demo"),
-    as_json: AsJson = False,
+    out: Annotated[Path, Option(metavar="DIR", help="Run folder.")] = Path("demo"), as_json: options.AsJson = False
 ) -> None:
     """Slim the bundled digits model in two ways: search, measure, draw. Needs no data and no GPU."""
     remove_old_demo(out)
@@ -79,29 +80,20 @@ def demo(
 def remove_old_demo(folder: Path) -> None:
     """Make room where an earlier demo left its run, and only there."""
     for settings in (folder / CONFIG, folder / SEARCH / STARTED):
-        try:
-            data = json.loads(settings.read_text(encoding="utf-8"))
-        except (OSError, ValueError):
-            continue
-        if isinstance(data, dict) and data.get("demo") is True and not folder.is_symlink():
-            shutil.rmtree(folder)
-            return
+        with suppress(RunError):
+            if read_json(settings, RunError, "demo's settings").get("demo") is True and not folder.is_symlink():
+                shutil.rmtree(folder)
+                return
 
 
 def slim_digits(host: nn.Module, method: str, folder: Path, picture: Path) -> Run:
     """Search on the training digits, with a bar to watch, and write the run."""
     train = open_images("digits:train", model=host, limit=CALIBRATION_IMAGES)
     target = Target(macs=RATIO)
-    started = {
-        "demo": True,
-        "model": "digits_vit",
-        "method": method,
-        "target": target.as_dict(),
-        "data": {"source": "digits:train"},
-    }
+    about = {"model": "digits_vit", "method": method, "target": target.as_dict(), "data": {"source": "digits:train"}}
     with show_search(inspect(host)) as listen:
         task = Task.of(host, train, target, batch_size=64, progress=listen)
-        metrics = make_runs(task, make(method), folder, started)[folder]
+        metrics = make_runs(task, make(method), folder, {"demo": True} | about)[folder]
     return Run(folder, picture, load(folder), metrics)
 
 
@@ -131,42 +123,31 @@ def measure(host: nn.Module, runs: Sequence[Run]) -> None:
 
 def draw(host: nn.Module, merged: Run, plain: Run) -> None:
     """Both pictures, of the same held-out digits."""
-    held_out = open_images("digits:test", model=host)
+    held_out, plan = open_images("digits:test", model=host), plan_of(plain.slim)
+    assert plan is not None
     pictures = [held_out.picture(number) for number in range(DRAWN)]
     batch = next(held_out.batches(DRAWN))[0]
     draw_sources(pictures, sources(merged.slim, batch), inspect(host).grid, merged.picture, merged.title)
-    plan = plan_of(plain.slim)
-    assert plan is not None
     draw_kept(plan, pictures, plain.picture, plain.title)
 
 
 def show(runs: Sequence[Run], info: HostInfo) -> None:
     """The table of the host and both runs, and where everything is."""
-    table = Table(title="digits_vit, before and after")
     every = [run.metrics for run in runs]
-    for name in ("", "host", *(metrics["method"] for metrics in every)):
-        table.add_column(name, justify="left" if not name else "right")
-    known = every[0]
-    table.add_row("top-1, unseen digits", f"{known['host_top1']:.1f} %", *map(_top1, every))
-    table.add_row("MACs per image", f"{known['host_macs'] / 1e6:.1f} M", *map(_macs, every))
-    rate = f"{known['baseline_throughput']:.0f}"  # timed once, in turns with both
-    table.add_row(f"images/s, batch {BATCH}", rate, *map(_rate, every))
+    host = every[0]  # timed once, in turns with both
+    table = Table(title="digits_vit, before and after")
+    for name in ("", "host", *(own["method"] for own in every)):
+        table.add_column(name, justify="right" if name else "left")
+    top1 = [f"{own['top1']:.1f} % ({own['top1'] - own['host_top1']:+.1f} points)" for own in every]
+    macs = [f"{own['macs'] / 1e6:.1f} M ({own['macs_ratio'] - 1:+.1%})" for own in every]
+    rate = [f"{own['throughput']:.0f} ({own['speedup']:.2f}×)" for own in every]
+    table.add_row("top-1, unseen digits", f"{host['host_top1']:.1f} %", *top1)
+    table.add_row("MACs per image", f"{host['host_macs'] / 1e6:.1f} M", *macs)
+    table.add_row(f"images/s, batch {BATCH}", f"{host['baseline_throughput']:.0f}", *rate)
     for block in range(info.depth):
-        tokens = [str(info.prefix_tokens + metrics["patches_per_block"][block]) for metrics in every]
+        tokens = [str(info.prefix_tokens + own["patches_per_block"][block]) for own in every]
         table.add_row(f"tokens in block {block + 1}", str(info.tokens), *tokens)
     stdout = Console()
     stdout.print(table)
     for run in runs:
         stdout.print(f"run folder: {run.folder}   picture: {run.picture}", highlight=False)
-
-
-def _top1(metrics: dict[str, Any]) -> str:
-    return f"{metrics['top1']:.1f} % ({metrics['top1'] - metrics['host_top1']:+.1f} points)"
-
-
-def _macs(metrics: dict[str, Any]) -> str:
-    return f"{metrics['macs'] / 1e6:.1f} M ({metrics['macs_ratio'] - 1:+.1%})"
-
-
-def _rate(metrics: dict[str, Any]) -> str:
-    return f"{metrics['throughput']:.0f} ({metrics['speedup']:.2f}×)"

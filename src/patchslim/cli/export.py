@@ -1,36 +1,33 @@
 """`patchslim export`: a run as a file for another runtime, checked against PyTorch."""
 
-from __future__ import annotations
-
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
+from typer import Option
 
-from patchslim.cli.common import AsJson, RunFolder, Seed, SomeData, note_skipped, report, shown
+from patchslim.cli import options
+from patchslim.cli.terminal import note_skipped, report, shown
 from patchslim.data import open_images
-from patchslim.export import Exported, Format, export, open_format
+from patchslim.export import Exported, export, open_format
 from patchslim.export.cpu import this_cpu
 from patchslim.export.run import check_request
 from patchslim.runs.store import load
 
 
 def export_run(
-    run: RunFolder,
-    format: Annotated[str, typer.Option("--format", metavar="F", help="onnx, torch-export or openvino.")],
-    int8: Annotated[bool, typer.Option("--int8", help="Quantise to INT8, calibrated on the images of --data.")] = False,
-    data: SomeData = None,
-    images: Annotated[int, typer.Option("--images", min=1, help="How many of them to use.")] = 500,
-    seed: Seed = 0,
-    out: Annotated[
-        Path | None, typer.Option("--out", metavar="F", help="The file [RUN/model.onnx, .pt2 or .xml].")
-    ] = None,
-    as_json: AsJson = False,
+    run: options.RunFolder,
+    format: Annotated[str, Option(metavar="F", help="onnx, torch-export or openvino.")],
+    int8: Annotated[bool, Option("--int8", help="Quantise to INT8, calibrated on the images of --data.")] = False,
+    data: options.SomeData = None,
+    images: Annotated[int, Option(min=1, help="How many of them to use.")] = 500,
+    seed: options.Seed = 0,
+    out: Annotated[Path | None, Option(metavar="F", help="The file [RUN/model.onnx, .pt2 or .xml].")] = None,
+    as_json: options.AsJson = False,
 ) -> None:
     """Write a run as ONNX, torch.export or OpenVINO, and check that the file gives the model's own answers."""
     kind = open_format(format)
-    target = default_name(run, kind, int8) if out is None else out
+    target = out or run / f"model{'.int8' if int8 else ''}{kind.suffix}"
     check_request(kind, target, int8, data is not None)
     slim = load(run)
     source = None if data is None else open_images(data, model=slim, limit=images, seed=seed)
@@ -38,18 +35,7 @@ def export_run(
         done = export(slim, target, kind.name, images=source, int8=int8)
     if source is not None:
         note_skipped(source.skipped, len(source))
-    report(result_of(run, data, done), as_json, sentence(done))
-
-
-def default_name(run: Path, kind: Format, int8: bool) -> Path:
-    """Beside the run's own files."""
-    return run / f"model{'.int8' if int8 else ''}{kind.suffix}"
-
-
-def result_of(run: Path, data: str | None, done: Exported) -> dict[str, Any]:
-    """What --json prints. The numbers on top are those of the file; `fp32` those of what it was quantised from."""
-    found = done.fp32 if done.int8 is None else done.int8
-    return {
+    about: dict[str, Any] = {
         "run": str(run),
         "file": str(done.files[0]),
         "files": [str(path) for path in done.files],
@@ -57,10 +43,10 @@ def result_of(run: Path, data: str | None, done: Exported) -> dict[str, Any]:
         "precision": "fp32" if done.int8 is None else "int8",
         "bytes": done.bytes,
         "data": data,
-        **asdict(found),
-        "fp32": asdict(done.fp32),
-        "cpu": asdict(this_cpu()),
     }
+    # The numbers on top are those of the file; `fp32` those of what it was quantised from.
+    about |= asdict(done.int8 or done.fp32) | {"fp32": asdict(done.fp32), "cpu": asdict(this_cpu())}
+    report(about, as_json, sentence(done))
 
 
 def sentence(done: Exported) -> str:

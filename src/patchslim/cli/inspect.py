@@ -1,32 +1,27 @@
 """`patchslim inspect`: what a model is made of, and whether it can be slimmed."""
 
-from __future__ import annotations
-
 from typing import Any
 
-from patchslim.cli.common import (
-    AsJson,
-    Checkpoint,
-    ImgSize,
-    Model,
-    ReadoutOption,
-    is_run,
-    open_model,
-    refuse_with_run,
-    report,
-)
+from patchslim.cli import options
+from patchslim.cli.opening import is_run, open_model, refuse_with_run
+from patchslim.cli.terminal import report
 from patchslim.hosts import inspect
 from patchslim.macs import count_macs
 from patchslim.methods import DEFAULT, make
 from patchslim.runs.store import load_host
 
+FACTS = (
+    *("family", "depth", "width", "heads", "prefix_tokens", "patches", "grid", "image_size", "readout", "classes"),
+    "parameters",
+)
+
 
 def inspect_model(
-    model: Model,
-    checkpoint: Checkpoint = None,
-    img_size: ImgSize = None,
-    readout: ReadoutOption = None,
-    as_json: AsJson = False,
+    model: options.Model,
+    checkpoint: options.Checkpoint = None,
+    img_size: options.ImgSize = None,
+    readout: options.Readout = None,
+    as_json: options.AsJson = False,
 ) -> None:
     """Tell a model's depth, width, heads, tokens, readout and MACs, and whether it can be slimmed."""
     if is_run(model):
@@ -35,22 +30,7 @@ def inspect_model(
     else:
         network = open_model(model, checkpoint, img_size=img_size, readout=readout)
     info = inspect(network)
-    low, high = make(DEFAULT).draft(info).reachable()
-    result: dict[str, Any] = {
-        "model": info.name,
-        "supported": True,
-        "family": info.family,
-        "depth": info.depth,
-        "width": info.width,
-        "heads": info.heads,
-        "prefix_tokens": info.prefix_tokens,
-        "patches": info.patches,
-        "grid": list(info.grid),
-        "image_size": list(info.image_size),
-        "readout": info.readout,
-        "classes": info.classes,
-        "parameters": info.parameters,
-        "macs": count_macs(network),
-        "reachable_macs_ratio": [round(low, 4), round(high, 4)],
-    }
+    result: dict[str, Any] = {"model": info.name, "supported": True} | {name: getattr(info, name) for name in FACTS}
+    result |= {"grid": list(info.grid), "image_size": list(info.image_size), "macs": count_macs(network)}
+    result["reachable_macs_ratio"] = [round(share, 4) for share in make(DEFAULT).draft(info).reachable()]
     report(result, as_json, "\n".join(f"{name.replace('_', ' '):>20}  {value}" for name, value in result.items()))

@@ -1,7 +1,5 @@
 """The command line: `patchslim COMMAND`. One thin file per command; mistakes end in one sentence and exit code 2."""
 
-from __future__ import annotations
-
 import sys
 import warnings
 from collections.abc import Callable
@@ -18,7 +16,6 @@ INTERRUPTED = 130  # what typer makes of Ctrl-C
 
 app = typer.Typer(
     name="patchslim",
-    help="Make a pretrained vision transformer faster by not computing the patches that don't matter.",
     add_completion=False,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
@@ -65,18 +62,14 @@ def main() -> None:
         where = f": {error.filename}" if error.filename else ""
         stop(f"A file can't be read or written ({error.strerror or error}{where}); check the path and the space left.")
     except Exception as error:
-        # Typer's own complaints about options and arguments; anything else is a bug and keeps its traceback.
+        # Typer's own complaints about options and arguments, or what replaced an option that a command had once;
+        # anything else is a bug and keeps its traceback.
         if not hasattr(error, "format_message"):
             raise
-        stop(complaint(error))
+        command = getattr(getattr(error, "ctx", None), "command", None)
+        old = instead_of(getattr(command, "name", None), getattr(error, "option_name", None))
+        stop(old or f"{error.format_message().rstrip('.')} (see patchslim --help).")
     sys.exit(code if isinstance(code, int) else 0)
-
-
-def complaint(error: Any) -> str:
-    """Typer's complaint about an option or argument, or what replaced an option that a command had once."""
-    command = getattr(getattr(error, "ctx", None), "command", None)
-    old = instead_of(getattr(command, "name", None), getattr(error, "option_name", None))
-    return old or f"{error.format_message().rstrip('.')} (see patchslim --help)."
 
 
 def show_warning(usual: Callable[..., None]) -> Callable[..., None]:

@@ -1,24 +1,21 @@
 """`patchslim methods`: what there is to slim by, and the settings of each."""
 
-from __future__ import annotations
-
-import io
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
-import typer
-from rich.console import Console
 from rich.table import Table
+from typer import Argument
 
-from patchslim.cli.common import AsJson, report
+from patchslim.cli import options
+from patchslim.cli.terminal import report, table_lines
 from patchslim.methods import DEFAULT, describe, names
 
 WIDTH = 120
 
 
 def list_methods(
-    name: Annotated[str | None, typer.Argument(metavar="NAME", help="Show one of them, with its settings.")] = None,
-    as_json: AsJson = False,
+    name: Annotated[str | None, Argument(metavar="NAME", help="Show one of them, with its settings.")] = None,
+    as_json: options.AsJson = False,
 ) -> None:
     """List the methods: what each does, when to take it, its settings and their defaults."""
     if name is not None:
@@ -48,7 +45,5 @@ def listed(methods: Sequence[Mapping[str, Any]]) -> str:
         table.add_row(f"{group}:")
         for method in (own for own in methods if own["group"] == group):
             table.add_row(f"  {method['name']}", " ".join(method["what"].split("\n\n")[0].split()))
-    page = io.StringIO()
-    Console(file=page, width=WIDTH).print(table)
-    lines = [line.rstrip() for line in page.getvalue().splitlines()]
-    return "\n".join([*lines, "", "patchslim methods NAME shows when to take it, and its settings."])
+    lines = [*table_lines(table, WIDTH), "", "patchslim methods NAME shows when to take it, and its settings."]
+    return "\n".join(lines)

@@ -1,12 +1,10 @@
 """What replaced the options and the names of methods that the command line had before methods were one list."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from patchslim.errors import MethodError
 
-_PS = "it is a setting of the paper's method, --method ps --set {key}=VALUE"
+_PS = "it is a setting of the paper's method, --method ps --set"
 _GONE = "the better variant stayed, so leave it out"
 OPTIONS: dict[str, dict[str, str]] = {
     "slim": {
@@ -20,9 +18,9 @@ OPTIONS: dict[str, dict[str, str]] = {
         "--groups": _GONE,
         "--distance": _GONE,
         "--choosing-blocks": "it is --set blocks=K of the methods merge, cover and predict",
-        "--tune-epochs": _PS.format(key="tune_epochs"),
-        "--step": _PS.format(key="step"),
-        "--learning-rate": _PS.format(key="learning_rate"),
+        "--tune-epochs": f"{_PS} tune_epochs=VALUE",
+        "--step": f"{_PS} step=VALUE",
+        "--learning-rate": f"{_PS} learning_rate=VALUE",
         "--cache-gib": "it is --memory",
         "--speed-batch-size": "it is --batch-size",
         "--speed-dtype": "it is --dtype",

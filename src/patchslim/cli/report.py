@@ -1,14 +1,12 @@
 """`patchslim report`: a page of HTML about one run or several."""
 
-from __future__ import annotations
-
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
+from typer import Argument, Option
 
-from patchslim.cli.common import AsJson, report
+from patchslim.cli import options
+from patchslim.cli.terminal import report
 from patchslim.errors import RunError
 from patchslim.files import read_json
 from patchslim.plan import SlimPlan
@@ -21,9 +19,9 @@ EMPTY = "–"
 
 
 def report_runs(
-    runs: Annotated[list[Path], typer.Argument(metavar="RUN …", help="Run folders.")],
-    out: Annotated[Path | None, typer.Option("--out", metavar="F", help="The page [report.html in the first].")] = None,
-    as_json: AsJson = False,
+    runs: Annotated[list[Path], Argument(metavar="RUN …", help="Run folders.")],
+    out: Annotated[Path | None, Option(metavar="F", help="The page [report.html in the first].")] = None,
+    as_json: options.AsJson = False,
 ) -> None:
     """Write a page about runs: MACs, patches per block, accuracy and speed where they were measured, pictures."""
     path, found = out or runs[0] / PAGE, [facts(run) for run in runs]
@@ -36,7 +34,11 @@ def facts(run: Path) -> dict[str, Any]:
     """What the page says of a run; top-1 and speed as they were measured last, if they were."""
     config, plan = read_config(run), SlimPlan.load(run / PLAN)
     metrics = read_json(run / METRICS, RunError, "run's metrics") | measure_plan(load_host(run), plan)
-    measured, top1 = metrics | _timed(run), _top1(metrics)
+    top1 = metrics.get("top1")
+    if "recovery" in metrics:  # only what was measured then still holds
+        top1 = ((metrics["recovery"].get("val") or {}).get("after") or {}).get("top1")
+    timed = sorted((run / "bench").glob("*.json"), key=lambda path: path.stat().st_mtime)
+    speed = metrics | (read_json(timed[-1], RunError, "measured speed") if timed else {})
     images = plan.provenance.get("images")
     chosen = "" if images is None else f", chosen by {images} images"
     recovered = ", recovered" if "recovery" in config else ""
@@ -47,25 +49,10 @@ def facts(run: Path) -> dict[str, Any]:
         "macs": metrics["macs"],
         "macs_ratio": metrics["macs_ratio"],
         "top1": EMPTY if top1 is None else f"{top1:.2f}",
-        "throughput": f"{measured['throughput']:,.0f}" if "throughput" in measured else EMPTY,
-        "speedup": f"{measured['speedup']:.2f}" if "speedup" in measured else EMPTY,
+        "throughput": f"{speed['throughput']:,.0f}" if "throughput" in speed else EMPTY,
+        "speedup": f"{speed['speedup']:.2f}" if "speedup" in speed else EMPTY,
         "patches_per_block": list(plan.counts),
         "sentence": f"{plan.host.name} with {1 - metrics['macs_ratio']:.0%} fewer MACs by {plan.method or 'hand'}"
         f"{chosen}{recovered}.",
         "pictures": pictures_in(run),
     }
-
-
-def _top1(metrics: Mapping[str, Any]) -> float | None:
-    """After a recovery only what was measured then still holds."""
-    if "recovery" not in metrics:
-        return metrics.get("top1")
-    val = metrics["recovery"].get("val") or {"after": {}}
-    top1: float | None = val["after"].get("top1")
-    return top1
-
-
-def _timed(run: Path) -> dict[str, Any]:
-    """The latest file of `patchslim bench`."""
-    files = sorted((run / "bench").glob("*.json"), key=lambda path: path.stat().st_mtime)
-    return read_json(files[-1], RunError, "measured speed") if files else {}

@@ -1,18 +1,17 @@
 """`patchslim view`: what a run's blocks compute of some images, as a picture."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated
 
 import torch
-import typer
+from typer import Option
 
-from patchslim.cli.common import AsJson, RunFolder, report
+from patchslim.cli import options
+from patchslim.cli.terminal import report
 from patchslim.data import open_images
 from patchslim.errors import PatchslimError
 from patchslim.hosts import inspect
-from patchslim.report import draw_sources
+from patchslim.report.pictures import draw_sources, mean_tokens
 from patchslim.runs.store import load
 from patchslim.slim import plan_of, sources
 
@@ -20,10 +19,10 @@ MOST = 16  # images in a picture
 
 
 def view(
-    run: RunFolder,
-    image: Annotated[list[str], typer.Option("--image", metavar="FILE", help="An image, or a source; repeat it.")],
-    out: Annotated[Path | None, typer.Option("--out", metavar="PNG", help="The picture [RUN/view.png].")] = None,
-    as_json: AsJson = False,
+    run: options.RunFolder,
+    image: Annotated[list[str], Option(metavar="FILE", help="An image, or a source; repeat it.")],
+    out: Annotated[Path | None, Option(metavar="PNG", help="The picture [RUN/view.png].")] = None,
+    as_json: options.AsJson = False,
 ) -> None:
     """Draw the tokens that each block computes over some images, each in the mean colour of its patches."""
     slim = load(run)
@@ -37,6 +36,6 @@ def view(
     tokens = sources(slim, batch)
     path.parent.mkdir(parents=True, exist_ok=True)
     draw_sources(pictures, tokens, inspect(slim).grid, path, f"{plan.host.name}, {plan.method}")
-    counts = [round(float(block.any(dim=2).sum(dim=1).double().mean()), 1) for block in tokens]
+    counts = list(map(mean_tokens, tokens))
     result = {"run": str(run), "images": len(pictures), "picture": str(path), "patches_per_block": counts}
     report(result, as_json, f"{path}: {len(pictures)} images; patches per block {', '.join(map(str, counts))}")

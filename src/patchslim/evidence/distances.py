@@ -7,10 +7,8 @@ apart. Directions: δᵀ M δ with M = E[g gᵀ / u], in the few directions in w
 of it already, as a linear function of the token, by least squares within images.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
-from typing import Any
+from typing import Self
 
 import torch
 from torch import Tensor, nn
@@ -18,9 +16,8 @@ from torch import Tensor, nn
 from patchslim.cache import Cache
 from patchslim.errors import PatchslimError
 from patchslim.events import Listener
-from patchslim.evidence.derivatives import images_at_once, read_blocks
 from patchslim.evidence.features import Features
-from patchslim.evidence.taylor import probes
+from patchslim.evidence.taylor import TINY, gradients, images_at_once, probes, read_blocks
 from patchslim.hosts import Host
 from patchslim.kernels.attention import plain
 from patchslim.kernels.match import learnt_weight
@@ -28,7 +25,6 @@ from patchslim.steps.merge import distance_channels, make_distance
 
 PROBES = 4  # random directions of the readout per image; images and patches average the noise
 RIDGE = 0.01  # of the average variance, so that few images do not make weights of noise
-TINY = 1e-30
 
 
 @dataclass
@@ -42,11 +38,9 @@ class Moments:
     patches: int = 0
 
     @classmethod
-    def empty(cls, width: int, device: torch.device) -> Moments:
+    def empty(cls, width: int, device: torch.device) -> Self:
         """Of nothing yet."""
-        form, spread = torch.zeros(2, width, width, device=device)
-        lean, total = torch.zeros(2, width, device=device)
-        return cls(form, spread, lean, total)
+        return cls(*torch.zeros(2, width, width, device=device), *torch.zeros(2, width, device=device))
 
     def add_(self, x: Tensor, grads: Tensor, weight: Tensor) -> None:
         """Some images' patches x (B, N, d), gradients (K, B, N, d), what they weigh anyway (B, N)."""
@@ -72,21 +66,15 @@ def replacement(x: Tensor, grads: Tensor) -> Tensor:
 
 def find_distances(host: Host, features: Features, cache: Cache, seed: int, listen: Listener) -> dict[int, nn.Module]:
     """A distance for every block that may choose, by number."""
-    layers = range(1, read_blocks(host.info) + 1)
-    fresh = {layer: _fresh(host, layer) for layer in layers}
-    if all(cache.get(("distance", layer)) is not None for layer in layers):
-        return {layer: cache.module(("distance", layer), fresh[layer]).to(features.device) for layer in layers}
-    listen({"event": "distances"})
-    for layer, moments in zip(layers, gather(host, features, seed), strict=True):
-        set_distance_(fresh[layer], moments)
-        cache.put(("distance", layer), {}, fresh[layer])
-    return {layer: distance.to(features.device) for layer, distance in fresh.items()}
-
-
-def _fresh(host: Host, layer: int) -> nn.Linear:
-    width, channels = host.info.blocks[layer - 1].width, distance_channels(host.info)
-    with torch.random.fork_rng(devices=[]):  # what it begins with is overwritten
-        return make_distance(width, channels).requires_grad_(False).eval()
+    shapes, channels = host.info.blocks[: read_blocks(host.info)], distance_channels(host.info)
+    with torch.random.fork_rng(devices=[]):  # what they begin with is overwritten
+        found = {layer: make_distance(shape.width, channels) for layer, shape in enumerate(shapes, start=1)}
+    if any(cache.get(("distance", layer)) is None for layer in found):
+        listen({"event": "distances"})
+        for (layer, distance), moments in zip(found.items(), gather(host, features, seed), strict=True):
+            set_distance_(distance, moments)
+            cache.put(("distance", layer), {}, distance)
+    return {layer: cache.module(("distance", layer), like).to(features.device) for layer, like in found.items()}
 
 
 def gather(host: Host, features: Features, seed: int) -> list[Moments]:
@@ -103,42 +91,32 @@ def gather(host: Host, features: Features, seed: int) -> list[Moments]:
 
 def _add_(host: Host, x: Tensor, found: list[Moments], generator: torch.Generator) -> None:
     """Add some images' patches: x = Z_0 (B, p + N, d)."""
-    prefix = host.info.prefix_tokens
     with torch.enable_grad():
         tokens, weights, read = _forward(host, x, len(found))
-        directions = probes(read.detach().float(), PROBES, generator)
-        along = torch.einsum("bf,bfk->bk", read.float(), directions)
-        grads = [
-            torch.autograd.grad(along[:, probe].sum(), tokens, retain_graph=probe + 1 < PROBES)
-            for probe in range(PROBES)
-        ]
+        grads = gradients(read, probes(read.detach().float(), PROBES, generator), tokens)
+    prefix = host.info.prefix_tokens
     for layer, (moments, weight) in enumerate(zip(found, weights, strict=True)):
         stack = torch.stack([of_probe[layer][:, prefix:].float() for of_probe in grads])
         moments.add_(tokens[layer].detach()[:, prefix:].float(), stack, weight)
 
 
 def _forward(host: Host, x: Tensor, blocks: int) -> tuple[list[Tensor], list[Tensor], Tensor]:
-    """What enters each of the first blocks (B, p + N, d), what its patches weigh (B, N), and the readout (B, F)."""
-    info, math = host.info, host.math
-    tokens, weights = [], []
+    """What enters each of the first blocks (B, p + N, d), what matching weighs its patches by whatever is learnt
+    (B, N), and the readout (B, F)."""
+    info, math, tokens, weights = host.info, host.math, list[Tensor](), list[Tensor]()
     x = x.detach().requires_grad_()
     for layer, block in enumerate(host.blocks, start=1):
         incoming = math.read(block, x)
         if layer <= blocks:
+            importance = None
+            if info.reads_class:
+                with torch.no_grad():
+                    importance = math.class_attention(block, incoming, None)[:, info.prefix_tokens :] * info.patches
             tokens.append(x)
-            weights.append(_weight(host, block, incoming))
+            weights.append(learnt_weight(x.new_zeros(len(x), info.patches), importance))
         stays = info.tokens if layer < info.depth or info.reads_patches else info.prefix_tokens
         x = math.compute(block, x[:, :stays], incoming, plain)
     return tokens, weights, host.features(x).flatten(1)
-
-
-@torch.no_grad()
-def _weight(host: Host, block: nn.Module, incoming: Any) -> Tensor:
-    """What matching weighs patches by (B, N) whatever is learnt."""
-    info, importance = host.info, None
-    if info.reads_class:
-        importance = host.math.class_attention(block, incoming, None)[:, info.prefix_tokens :] * info.patches
-    return learnt_weight(torch.zeros(len(incoming.y), info.patches, device=incoming.y.device), importance)
 
 
 def set_distance_(distance: nn.Linear, moments: Moments) -> None:
@@ -148,7 +126,8 @@ def set_distance_(distance: nn.Linear, moments: Moments) -> None:
         raise PatchslimError("A gradient is not a finite number; the model's weights or the images are broken.")
     count = max(1, moments.patches)
     form, spread, lean = (own.double().cpu() / count for own in (moments.form, moments.spread, moments.lean))
-    root = _root(form / form.trace().clamp_min(TINY))
+    values, vectors = torch.linalg.eigh(form / form.trace().clamp_min(TINY))
+    root = (vectors * values.clamp_min(0).sqrt()) @ vectors.T  # symmetric
     _, axes = torch.linalg.eigh(root @ spread @ root)  # smallest first
     features = root @ axes[:, 1 - distance.out_features :]  # (d, c)
     features = features / (features * (spread @ features)).sum().clamp_min(TINY).sqrt()
@@ -159,10 +138,3 @@ def set_distance_(distance: nn.Linear, moments: Moments) -> None:
     with torch.no_grad():
         distance.weight.copy_(linear.T)
         distance.bias.copy_(-(mean @ linear))
-
-
-def _root(form: Tensor) -> Tensor:
-    """The symmetric root of a positive semi-definite matrix."""
-    values, vectors = torch.linalg.eigh(form)
-    root: Tensor = (vectors * values.clamp_min(0).sqrt()) @ vectors.T
-    return root

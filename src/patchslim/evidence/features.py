@@ -1,8 +1,7 @@
 """The host's features on the calibration images, cached within a bound on memory and computed again past it."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
+from itertools import islice
 
 import torch
 from torch import Tensor
@@ -20,14 +19,11 @@ class Features:
     """
 
     def __init__(self, host: Host, images: ImageSource, batch_size: int, limit_bytes: float) -> None:
-        self.host, self.images, self.batch_size = host, images, batch_size
-        self.limit_bytes = limit_bytes
-        self.layers: frozenset[int] = frozenset()
-        self.stored: list[dict[int, Tensor]] = []
+        self.host, self.images, self.batch_size, self.limit_bytes = host, images, batch_size, limit_bytes
+        self.layers, self.stored = frozenset[int](), list[dict[int, Tensor]]()
         self.count = 0  # images really read, known after the first pass
         info = host.info
-        everything = len(images) * info.tokens * info.width * 4 * (info.depth + 1)
-        self.keeps_all = everything <= limit_bytes
+        self.keeps_all = len(images) * info.tokens * info.width * 4 * (info.depth + 1) <= limit_bytes
         self.device = next(host.model.parameters()).device
 
     def focus(self, layers: Sequence[int]) -> None:
@@ -51,14 +47,11 @@ class Features:
         """For each batch the asked layers' features (B, p + N, d), in order."""
         for stored in self.stored:
             yield tuple(stored[layer] for layer in layers)
-        for index, (images, _) in enumerate(self._unstored()):
-            if index >= len(self.stored):
+        held = sum(len(next(iter(stored.values()))) for stored in self.stored)
+        if held < self.count:
+            for images, _ in islice(self.images.batches(self.batch_size), len(self.stored), None):
                 features = self._compute(images, frozenset(layers))
                 yield tuple(features[layer] for layer in layers)
-
-    def _unstored(self) -> Iterator[tuple[Tensor, Tensor]]:
-        held = sum(len(next(iter(stored.values()))) for stored in self.stored)
-        return iter(()) if held == self.count else self.images.batches(self.batch_size)
 
     @torch.no_grad()
     def _compute(self, images: Tensor, layers: frozenset[int]) -> dict[int, Tensor]:

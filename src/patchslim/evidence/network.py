@@ -1,8 +1,7 @@
 """The network half-way through a top-down search: blocks above l are slimmed and tuned, the others are the host's."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
+from typing import Self
 
 import torch
 from torch import Tensor, nn
@@ -23,10 +22,10 @@ class Partial:
     errors: dict[int, float] = field(default_factory=dict)
     tuned: dict[int, nn.Module] = field(default_factory=dict)
 
-    def extended(self, layer: int, order: list[int], count: int, error: float, tuned: nn.Module | None) -> Partial:
+    def extended(self, layer: int, order: list[int], count: int, error: float, tuned: nn.Module | None) -> Self:
         """The same with block `layer` decided."""
         blocks = self.tuned if tuned is None else self.tuned | {layer: tuned}
-        return Partial(order, self.counts | {layer: count}, self.errors | {layer: error}, blocks)
+        return type(self)(order, self.counts | {layer: count}, self.errors | {layer: error}, blocks)
 
     def key(self) -> tuple[int, ...]:
         """The counts above, first block first: with one score and one seed they determine everything else."""
@@ -37,8 +36,7 @@ class Network:
     """Runs single blocks of a host on sorted tokens, slimmed as a `Partial` says."""
 
     def __init__(self, host: Host, carry: bool = False) -> None:
-        self.host, self.info = host, host.info
-        self.carry = carry
+        self.host, self.info, self.carry = host, host.info, carry
 
     def block(self, partial: Partial, layer: int) -> nn.Module:
         """Block `layer` (1 … L), tuned where it was."""
@@ -53,10 +51,6 @@ class Network:
     def run(self, block: nn.Module, x: Tensor, count: int) -> Tensor:
         """A slimmed block on sorted tokens that computes `count` patches."""
         return self.host.math.run(block, x, self.info.prefix_tokens + count, self.carry)
-
-    def join(self, computed: Tensor, before: Tensor) -> Tensor:
-        """A carrying block's output from the rows it computes: the others follow as they came in."""
-        return torch.cat([computed, before[:, computed.shape[1] :]], dim=1)
 
     def next_output(self, partial: Partial, layer: int, x: Tensor) -> Tensor:
         """What E_{l+1} compares, from the sorted output of block `layer`: rows of block l+1, or the readout."""

@@ -10,8 +10,7 @@ from torch import Tensor, nn
 
 from patchslim.hosts.projections import Projections, through
 from patchslim.kernels.attention import Mix, attention_rows, class_attention, plain
-from patchslim.kernels.available import gelu_kernel_for
-from patchslim.kernels.mlp import linear_gelu
+from patchslim.kernels.mlp import gelu_kernel_for, linear_gelu
 
 
 @dataclass(frozen=True)

@@ -1,5 +1,10 @@
-"""All Triton code, each kernel beside the tensor function that says what it computes. Plain tensors go in and out.
+"""All Triton code, each kernel beside the tensor function that it equals. Plain tensors go in and out.
 
-`attention`, `mlp` and `merge` choose: a kernel in inference on a GPU where it is faster, else tensor operations. The
-kernels lie in files called `…_triton`, which are imported only where there is a GPU.
+An operation has a file: the mathematics, the kernel that runs in inference on a GPU, the choice between both.
+
+- `attention`: values mixed by attention that knows sizes, and what the class token attends to.
+- `mlp`: a linear layer and GELU.
+- `match`: which patches join which, by keys or by a learnt distance; its kernels in `match_kernels`.
+- `merge`: the tokens that come of it.
+- `available`: where kernels can take over, and how they are launched.
 """

@@ -2,9 +2,10 @@
 
 Shapes: queries q (B, H, n, d_h), keys k and values v (B, H, n_in, d_h) → (B, H, n, d_h). Sizes are (B, n_in), or
 (1, n_in) where they are the same for every image: how many input patches each key stands for.
-"""
 
-from __future__ import annotations
+On a GPU, libraries' fused kernels take no bias without a detour, and are slow for few tokens: in inference there ours
+take over.
+"""
 
 from typing import Protocol
 
@@ -12,12 +13,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from patchslim.kernels.available import KERNELS, kernels_for, small_kernel_for
-
-if KERNELS:
-    from patchslim.kernels import attention_triton
+from patchslim.kernels.available import FEW_ROWS, LINE, exact, kernels_for, operator, tl, triton, worth_launching
 
 ALIGNED = 8  # fused kernels want head widths that are multiples of this
+LOG2E = tl.constexpr(1.4426950408889634)
 
 
 class Mix(Protocol):
@@ -29,12 +28,11 @@ class Mix(Protocol):
 
 def plain(q: Tensor, k: Tensor, v: Tensor, *, scale: float, dropout: float, fused: bool) -> Tensor:
     """Every key counts once."""
-    if fused and small_kernel_for(k):
-        mixed: Tensor = attention_triton.attend(q, k, v, None, scale)
-        return mixed
-    if fused:
-        return F.scaled_dot_product_attention(q, k, v, dropout_p=dropout, scale=scale)
-    return F.dropout((q * scale @ k.transpose(-2, -1)).softmax(dim=-1), dropout) @ v
+    if not fused:
+        return F.dropout((q * scale @ k.transpose(-2, -1)).softmax(dim=-1), dropout) @ v
+    if small_kernel_for(k):
+        return attend(q, k, v, None, scale)
+    return F.scaled_dot_product_attention(q, k, v, dropout_p=dropout, scale=scale)
 
 
 def sized(size: Tensor) -> Mix:
@@ -43,8 +41,7 @@ def sized(size: Tensor) -> Mix:
     # A closure and not a callable object: torch.compile of 2.11 can't trace a call to the latter.
     def mix(q: Tensor, k: Tensor, v: Tensor, *, scale: float, dropout: float, fused: bool) -> Tensor:
         if fused and kernels_for(k):
-            mixed: Tensor = attention_triton.attend(q, k, v, size, scale)
-            return mixed
+            return attend(q, k, v, size, scale)
         log_size = size.log().to(q.dtype)
         if not fused:
             logits = q * scale @ k.transpose(-2, -1) + log_size[:, None, None, :]
@@ -82,7 +79,143 @@ def attention_rows(q: Tensor, k: Tensor, scale: float, size: Tensor | None = Non
 def class_attention(q: Tensor, k: Tensor, size: Tensor | None, scale: float) -> Tensor:
     """How the first token attends to all, averaged over heads: q (B, H, 1, d_h) → (B, n_in), rows sum to 1."""
     if kernels_for(k):
-        every = q.new_ones(1, k.shape[2]) if size is None else size
-        rows: Tensor = attention_triton.class_rows(q, k, every, scale)
-        return rows.mean(dim=1)
+        return class_rows(q, k, q.new_ones(1, k.shape[2]) if size is None else size, scale).mean(dim=1)
     return attention_rows(q, k, scale, size).mean(dim=1)[:, 0]
+
+
+def small_kernel_for(k: Tensor) -> bool:
+    """Whether our kernel for attention is faster than the library's: for few rows, in a compiled model.
+
+    Keys (B, H, n_in, d_h).
+    """
+    # The batch comes last: an exporter that leaves it free must not be asked how large it is.
+    return torch.compiler.is_dynamo_compiling() and kernels_for(k) and k.shape[0] * k.shape[2] <= FEW_ROWS
+
+
+@triton.jit
+def _attend(
+    q, k, v, size, out,
+    q_b, q_h, q_n, k_b, k_h, k_n, v_b, v_h, v_n, size_b, out_b, out_h, out_n,
+    heads, n, n_in, scale,
+    WIDTH: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr, CHANNELS: tl.constexpr, EXACT: tl.constexpr,
+    SIZED: tl.constexpr,
+):  # fmt: skip
+    """Some queries of one head of one image, over all its keys: softmax with running maximum."""
+    image, head = (tl.program_id(0) // heads).to(tl.int64), tl.program_id(0) % heads
+    row = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
+    key, channel = tl.arange(0, KEYS), tl.arange(0, CHANNELS)
+    inside = (row < n)[:, None]
+    if WIDTH < CHANNELS:  # else the mask would be tested for nothing
+        inside = inside & (channel < WIDTH)[None, :]
+    own = tl.load(q + image * q_b + head * q_h + row[:, None] * q_n + channel[None, :], mask=inside, other=0.0)
+    k += image * k_b + head * k_h
+    v += image * v_b + head * v_h
+    most = tl.full([ROWS], float("-inf"), tl.float32)
+    total = tl.zeros([ROWS], tl.float32)
+    mixed = tl.zeros([ROWS, CHANNELS], tl.float32)
+    for begin in range(0, n_in, KEYS):
+        at = begin + key
+        known = (at < n_in)[:, None]
+        if WIDTH < CHANNELS:
+            known = known & (channel < WIDTH)[None, :]
+        keys = tl.load(k + at[:, None] * k_n + channel[None, :], mask=known, other=0.0)
+        logits = tl.dot(own, tl.trans(keys), input_precision=EXACT) * (scale * LOG2E)
+        if SIZED:
+            count = tl.load(size + image * size_b + at, mask=at < n_in, other=1.0)
+            logits += tl.log2(count.to(tl.float32))[None, :]
+        logits = tl.where((at < n_in)[None, :], logits, float("-inf"))
+        higher = tl.maximum(most, tl.max(logits, axis=1))
+        weight = tl.exp2(logits - higher[:, None])
+        fade = tl.exp2(most - higher)
+        values = tl.load(v + at[:, None] * v_n + channel[None, :], mask=known, other=0.0)
+        mixed = mixed * fade[:, None] + tl.dot(weight.to(values.dtype), values, input_precision=EXACT)
+        total = total * fade + tl.sum(weight, axis=1)
+        most = higher
+    mixed = mixed / total[:, None]
+    place = out + image * out_b + head * out_h + row[:, None] * out_n + channel[None, :]
+    tl.store(place, mixed.to(out.dtype.element_ty), mask=inside)
+
+
+def _attended(q: Tensor, k: Tensor, v: Tensor, size: Tensor | None, scale: float) -> Tensor:
+    """Room for the result."""
+    return q.new_empty(q.shape[0], q.shape[2], q.shape[1], q.shape[3]).transpose(1, 2)
+
+
+@operator("patchslim::attend", _attended)
+def attend(q: Tensor, k: Tensor, v: Tensor, size: Tensor | None, scale: float) -> Tensor:
+    """softmax(scale · q kᵀ + log size) v: (B, H, n, d_h), twice (B, H, n_in, d_h), (B or 1, n_in) → (B, H, n, d_h).
+
+    Any strides but the last; the result lies in memory as (B, n, H, d_h), which is what the projection reads.
+    """
+    batch, heads, n, width = q.shape
+    n_in = k.shape[2]
+    if size is None and not worth_launching(("attend", q.device, q.dtype, *q.shape, n_in)):
+        mixed = F.scaled_dot_product_attention(q, k, v, scale=scale)
+        return mixed.transpose(1, 2).contiguous().transpose(1, 2)
+    out = _attended(q, k, v, size, scale)
+    channels = max(16, triton.next_power_of_2(width))
+    rows, keys, stages = _tile(batch * n_in, channels * k.element_size())
+    _attend[(batch * heads, triton.cdiv(n, rows))](
+        q, k, v, size, out,
+        *q.stride()[:3], *k.stride()[:3], *v.stride()[:3],
+        0 if size is None or len(size) == 1 else size.stride(0), *out.stride()[:3], heads, n, n_in, scale,
+        WIDTH=width, ROWS=rows, KEYS=keys, CHANNELS=channels, EXACT=exact(q.dtype), SIZED=size is not None,
+        num_warps=4, num_stages=stages,
+    )  # fmt: skip
+    return out
+
+
+def _tile(tokens: int, line: int) -> tuple[int, int, int]:
+    """Rows, keys and stages of a program, fast on an H200 (docs/notebook/decisions.md): for few tokens of a batch many
+    programs of few rows, else larger ones; smaller where lines of so many bytes would not fit."""
+    if line > LINE:
+        return 64, 32, 2
+    return (16, 128, 2) if tokens <= FEW_ROWS else (64, 32, 3)
+
+
+@triton.jit
+def _class_rows(
+    q, k, size, out,
+    q_b, q_h, k_b, k_h, k_n, size_b, heads, n_in, scale,
+    WIDTH: tl.constexpr, KEYS: tl.constexpr, CHANNELS: tl.constexpr,
+):  # fmt: skip
+    """One head of one image."""
+    image, head = (tl.program_id(0) // heads).to(tl.int64), tl.program_id(0) % heads
+    class_row(
+        q + image * q_b + head * q_h, k + image * k_b + head * k_h, size + image * size_b,
+        out + tl.program_id(0).to(tl.int64) * n_in, k_n, n_in, scale, WIDTH, KEYS, CHANNELS,
+    )  # fmt: skip
+
+
+@triton.jit
+def class_row(
+    q, k, size, out, k_n, n_in, scale, WIDTH: tl.constexpr, KEYS: tl.constexpr, CHANNELS: tl.constexpr
+) -> None:  # fmt: skip
+    """The softmax row of one query of one head; pointers are to the head's own."""
+    key, channel = tl.arange(0, KEYS), tl.arange(0, CHANNELS)
+    known = (key < n_in)[:, None] & (channel < WIDTH)[None, :]
+    count = tl.load(size + key, mask=key < n_in, other=1.0).to(tl.float32)
+    own = tl.load(q + channel, mask=channel < WIDTH, other=0.0).to(tl.float32)
+    keys = tl.load(k + key[:, None] * k_n + channel[None, :], mask=known, other=0.0)
+    logits = tl.sum(keys.to(tl.float32) * own[None, :], axis=1) * scale + tl.log(count)
+    logits = tl.where(key < n_in, logits, float("-inf"))
+    weight = tl.exp(logits - tl.max(logits, axis=0))
+    tl.store(out + key, weight / tl.sum(weight, axis=0), mask=key < n_in)
+
+
+def _rows(q: Tensor, k: Tensor, size: Tensor, scale: float) -> Tensor:
+    """Room for the result."""
+    return q.new_empty(k.shape[:3], dtype=torch.float32)
+
+
+@operator("patchslim::class_rows", _rows)
+def class_rows(q: Tensor, k: Tensor, size: Tensor, scale: float) -> Tensor:
+    """One query's attention to all keys: (B, H, 1, d_h), (B, H, n_in, d_h), (B or 1, n_in) → (B, H, n_in) in fp32."""
+    batch, heads, n_in, width = k.shape
+    out = _rows(q, k, size, scale)
+    _class_rows[(batch * heads,)](
+        q, k, size, out,
+        q.stride(0), q.stride(1), *k.stride()[:3], size.stride(0) if len(size) > 1 else 0, heads, n_in, scale,
+        WIDTH=width, KEYS=triton.next_power_of_2(n_in), CHANNELS=triton.next_power_of_2(width), num_warps=4,
+    )  # fmt: skip
+    return out

@@ -1,10 +1,11 @@
-"""Where kernels can take over from tensor operations, and how a function that launches them becomes an operator."""
-
-from __future__ import annotations
+"""What all kernels share: Triton, where they can take over from tensor operations, and how a function that launches
+them becomes an operator."""
 
 from collections.abc import Callable, Hashable
 from functools import wraps
+from importlib import import_module
 from importlib.util import find_spec
+from types import SimpleNamespace
 from typing import Any, TypeVar, cast
 
 import torch
@@ -12,14 +13,17 @@ from torch import Tensor
 from torch.library import custom_op
 
 Launch = TypeVar("Launch", bound=Callable[..., Any])
-KERNELS = torch.cuda.is_available() and find_spec("triton") is not None
+TRITON = find_spec("triton") is not None
+KERNELS = TRITON and torch.cuda.is_available()
+# Without Triton kernels are written down and never launched.
+triton: Any = import_module("triton") if TRITON else SimpleNamespace(jit=lambda kernel: kernel)
+tl: Any = import_module("triton.language") if TRITON else SimpleNamespace(constexpr=lambda value: value)
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)  # kernels add up in float32, so doubles are not for them
 WIDEST_HEAD = 128  # channels of a head that fit where kernels keep them
 MOST_KEYS = 1024  # tokens that one program looks at
 FEW_ROWS = 512  # tokens of a batch up to which a GPU has little to do: what counts is how many kernels follow another
-MANY_ROWS = 8192  # tokens of a batch from which a linear layer and GELU in one kernel are faster than two
-HOPPER = 9  # the generation of GPUs on which they are
+LINE = 256  # bytes of a key, a multiple of which a program keeps to itself: in fp32 the widest heads have more
 
 
 def in_inference(x: Tensor) -> bool:
@@ -40,46 +44,35 @@ def few_rows(y: Tensor) -> bool:
     return y.is_cuda and y.shape[0] * y.shape[1] <= FEW_ROWS
 
 
-def small_kernel_for(k: Tensor) -> bool:
-    """Whether our kernel for attention is faster than the library's: for few rows, in a compiled model.
-
-    Keys (B, H, n_in, d_h).
-    """
-    # The batch comes last: an exporter that leaves it free must not be asked how large it is.
-    return torch.compiler.is_dynamo_compiling() and kernels_for(k) and k.shape[0] * k.shape[2] <= FEW_ROWS
+def exact(dtype: torch.dtype) -> str:
+    """How products of a dtype are taken: fp32 is not rounded to TF32."""
+    return "ieee" if dtype == torch.float32 else "tf32"
 
 
-@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]  # or a compiler would put the question in its graph
-def _generation(device: torch.device) -> int:
-    """A GPU's compute capability, less what follows the point."""
-    return torch.cuda.get_device_capability(device)[0]
-
-
-def gelu_kernel_for(y: Tensor, weight: Tensor) -> bool:
-    """Whether a linear layer and GELU should be one kernel for tokens (B, n, d): in a compiled model.
-
-    The kernel's GELU is exact to half precision, and it reads rows that begin at 16 bytes.
-    """
-    if not torch.compiler.is_dynamo_compiling() or not in_inference(y) or _generation(y.device) != HOPPER:
-        return False
-    rows, aligned = y.shape[:-1].numel(), all(side % 8 == 0 for side in weight.shape)
-    return rows >= MANY_ROWS and y.dtype == weight.dtype in DTYPES[1:] and y.is_contiguous() and aligned
+def _dense(arg: Any) -> Any:
+    """A tensor with its last axis in one piece; anything else as it is."""
+    return arg.contiguous() if isinstance(arg, Tensor) and arg.stride(-1) != 1 else arg
 
 
 def operator(name: str, room: Callable[..., Any]) -> Callable[[Launch], Launch]:
     """Makes a function that launches kernels an operator of torch's, which compilers take as it is.
 
     Outside a compiler the function is just called: finding an operator takes as long as launching a kernel.
-    `room` makes room for its results.
+    `room` makes room for its results. The function gets tensors as kernels read them; the first says the device.
     """
 
     def made(launch: Launch) -> Launch:
-        traced = custom_op(name, mutates_args=())(launch)
+        @wraps(launch)
+        def launched(*args: Any) -> Any:
+            with torch.cuda.device_of(args[0]):  # a launch goes to the current device
+                return launch(*map(_dense, args))
+
+        traced = custom_op(name, mutates_args=())(launched)
         traced.register_fake(room)
 
         @wraps(launch)
         def call(*args: Any) -> Any:
-            return traced(*args) if torch.compiler.is_compiling() else launch(*args)
+            return traced(*args) if torch.compiler.is_compiling() else launched(*args)
 
         return cast(Launch, call)
 

@@ -54,11 +54,9 @@ class Ranks:
         return Accuracy(self.top(1), self.top(5), len(self.ranks), self.unlabelled, self.skipped, macs)
 
 
-def evaluate(
-    model: nn.Module, images: ImageSource, batch_size: int = 64, progress: Progress = lambda more: None
-) -> Accuracy:
+def evaluate(model: nn.Module, images: ImageSource, batch_size: int = 64) -> Accuracy:
     """Measure a model in eval mode, on the device it is on. Unlabelled images are left out."""
-    (found,) = ranks_of([model], [images], batch_size, progress)
+    (found,) = ranks_of([model], [images], batch_size)
     return found.accuracy
 
 
@@ -87,10 +85,7 @@ def spread(values: Tensor) -> dict[str, float]:
 
 @torch.inference_mode()
 def ranks_of(
-    models: Sequence[nn.Module],
-    sources: Sequence[ImageSource],
-    batch_size: int,
-    progress: Progress = lambda more: None,
+    models: Sequence[nn.Module], sources: Sequence[ImageSource], batch_size: int, progress: Progress = lambda more: None
 ) -> list[Ranks]:
     """Run each model in eval mode, on the device it is on, over the labelled images of its source, in one pass.
 

@@ -199,8 +199,7 @@ def numbers(timed: Mapping[str, Timed], size: int, ideal: float) -> dict[str, An
 
 def summary(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """The first row's numbers on top, and all rows."""
-    inner = ("models", "profile")
-    return {name: value for name, value in rows[0].items() if name not in inner} | {"rows": list(rows)}
+    return {name: value for name, value in rows[0].items() if name not in ("models", "profile")} | {"rows": list(rows)}
 
 
 def by_dtype(result: Mapping[str, Any]) -> dict[str, dict[str, Any]]:

@@ -1,11 +1,14 @@
-"""Methods by MAC ratios on one model and one set of images: every row is built, measured and recovered alike."""
+"""Methods by MAC ratios on one model: every row is built, measured and recovered alike, and kept in a folder."""
 
 import copy
+import shutil
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import torch
 from torch import Tensor, nn
@@ -13,16 +16,16 @@ from torch import Tensor, nn
 from patchslim.cache import Cache
 from patchslim.data import ImageSource
 from patchslim.data.views import seeded
-from patchslim.errors import BudgetError, MethodError, PlanError, RecoverError, UnsupportedModel
+from patchslim.errors import BudgetError, MethodError, PlanError, RecoverError, RunError, UnsupportedModel
 from patchslim.events import Listener, silent
-from patchslim.files import write_json
+from patchslim.files import read_json, write_json
+from patchslim.folder import ITSELF, STARTED, check_folder, working
 from patchslim.hosts import open_host
 from patchslim.hosts.weights import weights_fingerprint
 from patchslim.macs import count_macs, host_macs
 from patchslim.measure.accuracy import Ranks, ranks_of
 from patchslim.measure.bench import batch_of, check_timing
 from patchslim.measure.paired import to_hex, with_intervals
-from patchslim.measure.store import RESULT, Row, Store, file_name
 from patchslim.methods import Task, fit, make, model_of
 from patchslim.recover import RecoverConfig, recover
 from patchslim.search import Target
@@ -33,6 +36,8 @@ from patchslim.timing.modes import modes_for
 from patchslim.timing.running import in_dtype
 
 BASE = "base"
+CELLS, WORKING, RESULT = "cells", "working", "comparison.json"
+Row = dict[str, Any]
 # What a method may fail with on one model or ratio; the rest of the table goes on.
 OWN_FAULT = (BudgetError, MethodError, PlanError, RecoverError, UnsupportedModel)
 
@@ -64,10 +69,6 @@ class CompareConfig:
     eval_batch_size: int = 64
     seed: int = 0
 
-    def as_dict(self) -> dict[str, Any]:
-        """The settings as JSON-able values."""
-        return asdict(self) | {"speed": asdict(self.speed) | {"modes": list(self.speed.modes)}}
-
 
 def compare(
     model: nn.Module,
@@ -98,7 +99,7 @@ def compare(
         "device": device_name(task.device),
         "torch": torch.__version__,
         "threads": torch.get_num_threads(),
-        "settings": config.as_dict(),
+        "settings": asdict(config) | {"speed": asdict(config.speed) | {"modes": list(config.speed.modes)}},
     }
     for name, source in {"images": images, "val": val, "train": train}.items():
         about[name] = {"count": len(source), "fingerprint": source.fingerprint}
@@ -135,6 +136,51 @@ def label(method: Any) -> str:
     return ",".join([getattr(method, "name", type(method).__name__), *words])
 
 
+def file_name(label: str) -> str:
+    """A row's label as the name of a file: the same, less what file systems take for something else."""
+    return quote(label, safe="@=,")
+
+
+def check_place(folder: Path, resume: bool) -> None:
+    """Raise RunError unless a comparison may be written, or gone on with, in this folder."""
+    check_folder(folder, resume, lambda found: (found / STARTED).exists(), "comparison")
+
+
+class Store:
+    """A comparison's folder; without one nothing is kept."""
+
+    def __init__(self, folder: Path | None, started: Mapping[str, Any]) -> None:
+        self.folder, self.started = folder, started
+
+    @contextmanager
+    def opened(self, resume: bool) -> Iterator[None]:
+        """Work in the folder, alone, on what was started there and nothing else."""
+        folder = self.folder
+        if folder is None:
+            yield
+            return
+        check_place(folder, resume)
+        with working(folder, ITSELF, self.started, lambda: any((folder / CELLS).glob("*.json"))):
+            yield
+            shutil.rmtree(folder / WORKING, ignore_errors=True)
+
+    def at(self, *names: str) -> Path | None:
+        """A place in the folder."""
+        return None if self.folder is None else self.folder.joinpath(*names)
+
+    def get(self, name: str) -> Row | None:
+        """A cell that is done."""
+        path = self.at(CELLS, f"{name}.json")
+        return None if path is None or not path.exists() else read_json(path, RunError, "comparison's cell")
+
+    def put(self, name: str, row: Row) -> None:
+        """Keep a cell, on disk before this returns."""
+        if self.folder is not None:
+            (self.folder / CELLS).mkdir(exist_ok=True)
+            write_json(self.folder / CELLS / f"{name}.json", row)
+            shutil.rmtree(self.folder / WORKING / name, ignore_errors=True)
+
+
 class _Comparison:
     def __init__(self, task: Task, val: ImageSource, train: ImageSource, config: CompareConfig, store: Store) -> None:
         self.task, self.val, self.train, self.config, self.store = task, val, train, config, store
@@ -155,7 +201,7 @@ class _Comparison:
         """One cell, whatever was measured before it."""
         row: Row = {"method": name, "target_macs": ratio, "reason": None}
         start, task = time.monotonic(), self.task.at(Target(macs=ratio))
-        task.cache = task.once(("cache", name), lambda: Cache(self.store.working(f"searches/{file_name(name)}")))
+        task.cache = task.once(("cache", name), lambda: Cache(self.store.at(WORKING, "searches", file_name(name))))
         with seeded(self.config.seed, device=task.device):
             try:
                 found = fit(method, task)
@@ -178,7 +224,7 @@ class _Comparison:
         found |= {"untuned": scored(ranks)} | self._speed(model)
         if self.config.recover is None:
             return found
-        made, listen = self.store.working(cell), self.task.progress
+        made, listen = self.store.at(WORKING, cell), self.task.progress
         result = recover(model, self.network, self.train, self.config.recover, checkpoint=made, listen=listen)
         report = {key: result.report[key] for key in ("seconds", "stopped", "before", "after")}
         return found | {"recovered": scored(self._ranks(result.model)) | {"recovery": report}}

@@ -2,8 +2,8 @@
 
 import statistics
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Mapping
+from contextlib import ExitStack
 from itertools import pairwise
 from typing import Any
 
@@ -35,7 +35,21 @@ def profile(
     runs = {name: running(model, batch.device, autocast) for name, model in models.items()}
 
     def spans(name: str) -> list[float]:
-        return _spans(models[name], blocks[name], lambda: runs[name](batch), batch.device, clock)
+        """Seconds of every part in one pass: (blocks + 2,)."""
+        moments: list[Any] = []
+
+        def mark(*_: Any) -> None:
+            moments.append(_moment(batch.device, clock))
+
+        wait_for(batch.device)
+        with ExitStack() as stack:  # moments: the model starts, its first block starts, each block ends, the model ends
+            for module in (models[name], blocks[name][0]):
+                stack.enter_context(module.register_forward_pre_hook(mark))
+            for module in (*blocks[name], models[name]):
+                stack.enter_context(module.register_forward_hook(mark))
+            runs[name](batch)
+        wait_for(batch.device)
+        return [_between(one, other) for one, other in pairwise(moments)]
 
     longest = max(sum(spans(name)) for name in models)  # also warms up
     rounds = max(LEAST_ROUNDS, min(MOST_ROUNDS, int(seconds / max(longest, 1e-6))))
@@ -47,33 +61,6 @@ def profile(
     return {"parts": parts} | {
         name: [statistics.median(times) for times in zip(*own, strict=True)] for name, own in found.items()
     }
-
-
-def _spans(
-    model: nn.Module, blocks: Sequence[nn.Module], call: Callable[[], Any], device: torch.device, clock: Clock
-) -> list[float]:
-    """Seconds of every part in one pass: (blocks + 2,)."""
-    moments: list[Any] = []
-    wait_for(device)
-    with _marking(model, blocks, lambda: moments.append(_moment(device, clock))):
-        call()
-    wait_for(device)
-    return [_between(one, other) for one, other in pairwise(moments)]
-
-
-@contextmanager
-def _marking(model: nn.Module, blocks: Sequence[nn.Module], mark: Callable[[], None]) -> Iterator[None]:
-    """Have `mark` called as the model starts, as its first block starts, after every block, and at the end."""
-
-    def hook(*_: Any) -> None:
-        mark()
-
-    with ExitStack() as stack:
-        for module in (model, blocks[0]):
-            stack.enter_context(module.register_forward_pre_hook(hook))
-        for module in (*blocks, model):
-            stack.enter_context(module.register_forward_hook(hook))
-        yield
 
 
 def _moment(device: torch.device, clock: Clock) -> Any:

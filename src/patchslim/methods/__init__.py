@@ -36,36 +36,7 @@ from patchslim.methods.scop import SCOP
 from patchslim.methods.tome import ToMe
 from patchslim.methods.vtp import VTP
 
-__all__ = [
-    "DEFAULT",
-    "DPS",
-    "HVT",
-    "PLAINEST",
-    "PS",
-    "SCOP",
-    "VTP",
-    "Attention",
-    "Cover",
-    "Drop",
-    "DynamicViT",
-    "EViT",
-    "Fitted",
-    "Merge",
-    "Method",
-    "Power",
-    "Predict",
-    "Radial",
-    "Random",
-    "Spread",
-    "Task",
-    "ToMe",
-    "Uniform",
-    "describe",
-    "fit",
-    "make",
-    "model_of",
-    "names",
-    "package_of",
-    "register",
-    "settings_of",
-]
+__all__ = ["DEFAULT", "PLAINEST", "Fitted", "Method", "Task", "describe", "fit", "make", "model_of", "names"]
+__all__ += ["package_of", "register", "settings_of"]
+__all__ += ["DPS", "HVT", "PS", "SCOP", "VTP", "Attention", "Cover", "Drop", "DynamicViT", "EViT", "Merge", "Power"]
+__all__ += ["Predict", "Radial", "Random", "Spread", "ToMe", "Uniform"]

@@ -4,8 +4,6 @@ A method turns a host and images into a slim model. It is a frozen dataclass of 
 `fit`. Every module in this folder registers its own; a package adds one by the entry point group `patchslim.methods`.
 """
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass
@@ -28,6 +26,7 @@ DEFAULT = "merge"
 PLAINEST = "drop"  # whose blocks only slice: what the demo shows beside the default
 GROUPS = ("ours", "the paper", "baselines", "other papers", "other packages")  # in the order of lists
 GROUP = "patchslim.methods"  # entry points of other packages
+COUNTED = {"blocks": "at least 1, or none for any number", "epochs": "at least 1"}  # settings of several methods
 
 
 @dataclass(frozen=True)
@@ -54,6 +53,12 @@ class Method:
     many_images: ClassVar[bool] = False  # whether more images than usual pay on a GPU
     plans: ClassVar[bool] = True  # else it gives a model without a plan, which no run folder can hold
 
+    def __post_init__(self) -> None:
+        for name, words in COUNTED.items():
+            count = getattr(self, name, None)
+            if count is not None and count < 1:
+                raise MethodError(f"{name} has to be {words}, not {count}.")
+
     def draft(self, info: HostInfo) -> Draft | None:
         """Plans for any patches per block, where the method has such; without having seen an image."""
         return None
@@ -65,7 +70,7 @@ class Method:
             raise MethodError(f"{self.name} has no plan for given counts.")
         return draft.sketch(tuple(counts))
 
-    def fit(self, task: Task) -> Fitted:
+    def fit(self, task: "Task") -> Fitted:
         """The slim model for a task."""
         raise NotImplementedError
 

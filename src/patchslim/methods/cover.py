@@ -1,14 +1,11 @@
 """`cover`: the same patches stay for all images, and the others join them."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
-from patchslim.evidence.coverage_sets import CoverageSets
+from patchslim.evidence.coverage import CoverageSets
 from patchslim.hosts import HostInfo
 from patchslim.methods.base import Fitted, Method, register
-from patchslim.methods.merge import check_blocks
 from patchslim.methods.task import Task
 from patchslim.plan import SlimPlan, static_plan, static_steps
 from patchslim.search import Draft, Drops
@@ -29,9 +26,6 @@ class Cover(Method):
     blocks: Annotated[int | None, "merge in at most so many blocks; none: any"] = None
 
     group: ClassVar[str] = "ours"
-
-    def __post_init__(self) -> None:
-        check_blocks(self.blocks)
 
     def draft(self, info: HostInfo, sets: CoverageSets | None = None) -> Draft:
         """Steps that join patches; whole plans need the sets."""

@@ -1,11 +1,9 @@
 """`dps`: the paper's dynamic method."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import ClassVar
 
-from patchslim.evidence.scoring import Score
+from patchslim.evidence.scores import Score
 from patchslim.methods.base import register
 from patchslim.methods.predict import Predict, Removed
 

@@ -1,7 +1,5 @@
 """`drop`: the same patches leave in all images."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import ClassVar
 

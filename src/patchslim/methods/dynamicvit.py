@@ -1,8 +1,6 @@
 """`dynamicvit`: DynamicViT (Rao et al., DynamicViT: Efficient Vision Transformers with Dynamic Token Sparsification,
 NeurIPS 2021)."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -11,23 +9,17 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from patchslim.data.views import seeded
-from patchslim.errors import BudgetError
 from patchslim.hosts import Host, HostInfo
-from patchslim.macs import steps_macs
-from patchslim.methods.base import Fitted, Method, register
-from patchslim.methods.learn import Lessons, check_epochs
-from patchslim.methods.masked import outputs_under, weighted
-from patchslim.methods.rates import rates, stages
+from patchslim.methods.base import Fitted, register
+from patchslim.methods.knob import OneKnob, ReadoutOnly, stages
+from patchslim.methods.learn import Lessons, outputs_under, weighted
 from patchslim.methods.task import Task
-from patchslim.methods.tome import reads_only
 from patchslim.plan import make_plan
 from patchslim.recover.networks import Outputs
-from patchslim.slim.assemble import fingerprint, own_weights
 from patchslim.steps import Step
 from patchslim.steps.dynamicvit import DynamicViT as DynamicViTStep
 from patchslim.steps.dynamicvit import KeepPredictor
 from patchslim.steps.keep import Keep
-from patchslim.steps.slice import Slice
 
 LEARNING_RATE = 1e-3
 RATIO_WEIGHT, DISTILL_WEIGHT, TOKEN_WEIGHT = 2.0, 0.5, 0.5  # the paper's
@@ -35,7 +27,7 @@ RATIO_WEIGHT, DISTILL_WEIGHT, TOKEN_WEIGHT = 2.0, 0.5, 0.5  # the paper's
 
 @register("dynamicvit")
 @dataclass(frozen=True)
-class DynamicViT(Method):
+class DynamicViT(OneKnob):
     """DynamicViT: before three blocks a small predictor says which patches stay; with a base keep rate ρ, it is ρ, ρ²
     and ρ³ of them.
 
@@ -44,39 +36,33 @@ class DynamicViT(Method):
     """
 
     epochs: Annotated[int, "over the images, in which the predictors learn"] = 20
-    readout_only: Annotated[bool, "the last block computes only what the head reads"] = False
+    readout_only: ReadoutOnly = False
 
-    def __post_init__(self) -> None:
-        check_epochs(self.epochs)
+    def unsuitable(self, host: Host) -> str | None:
+        """It needs blocks enough."""
+        if stages(host.info):
+            return None
+        return f"DynamicViT prunes before later quarters of the blocks, and {host.info.name} has none"
 
-    def fit(self, task: Task) -> Fitted:
-        """The largest keep rate that fits, with predictors trained for it."""
-        if not stages(task.info):
-            raise BudgetError(f"DynamicViT prunes before later quarters of the blocks, and {task.info.name} has none.")
-        return task.meet(lambda ratio: self._at(task, ratio))
-
-    def _at(self, task: Task, ratio: float) -> Fitted:
-        info = task.info
-        rate = task.first(rates(), lambda own: steps_macs(info, self.steps(info, own)), ratio, "DynamicViT")
+    def at(self, task: Task, rate: float) -> Fitted:
+        """Predictors trained for the rate."""
         return self.predicting(task, rate, train(task, rate, self.epochs))
 
     def predicting(self, task: Task, rate: float, predictors: dict[int, KeepPredictor]) -> Fitted:
         """The network of the inference phase: patches really go."""
         plan = make_plan(task.info, self.steps(task.info, rate))
-        weights = own_weights(task.host, plan, predictors)
-        return Fitted(plan.with_(weights=fingerprint(weights)), weights, detail={"keep_rate": rate})
+        return task.fitted(plan, predictors, detail={self.knob: rate})
 
-    def steps(self, info: HostInfo, rate: float) -> list[Step]:
+    def published(self, info: HostInfo, rate: float) -> list[Step]:
         """⌊ρ^k · N⌋ patches from the k-th stage on, at least one."""
-        begins, steps = stages(info), list[Step]()
-        for layer in range(1, info.depth + 1):
-            only = reads_only(self.readout_only, info, layer)
-            if layer in begins:
-                left = max(1, int(info.patches * rate ** (begins.index(layer) + 1)))
-                steps.append(DynamicViTStep(n=left, prefix_only=only))
-            else:
-                steps.append(Slice(n=0) if only else Keep())
+        steps: list[Step] = [Keep()] * info.depth
+        for stage, layer in enumerate(stages(info), start=1):
+            steps[layer - 1] = DynamicViTStep(n=max(1, int(info.patches * rate**stage)))
         return steps
+
+    def last(self, step: Step) -> Step:
+        """The predictor's choice still says what can be read."""
+        return DynamicViTStep(n=step.n, prefix_only=True) if isinstance(step, DynamicViTStep) else super().last(step)
 
 
 class Masks:

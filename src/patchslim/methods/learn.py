@@ -1,33 +1,26 @@
-"""How methods learn what to remove: a few parameters, the host frozen, and the host's own answers as the target."""
+"""How methods learn what to remove: a few parameters, the host frozen, and the host's own answers as the target.
 
-from __future__ import annotations
+While it is learnt, what is to be removed only counts for less and less, by a weight.
+"""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from patchslim.data.views import mix, seeded
-from patchslim.errors import MethodError
 from patchslim.hosts import Host
+from patchslim.kernels.attention import Mix
 from patchslim.methods.task import Task
 from patchslim.recover import RecoverConfig
 from patchslim.recover.losses import Distillation
 from patchslim.recover.networks import Outputs, outputs
 
+TINY = 1e-6
+NOTHING = 1e-30  # added to weights that a pool reads: it may take their logarithm, or divide by their sum
 Loss = Callable[[Host, Tensor, Outputs], Tensor]  # frozen host, images (B, C, H, W), what the host says of them → ()
-
-
-def check_epochs(epochs: int) -> None:
-    """Raise MethodError for a number of epochs that makes no sense."""
-    if epochs < 1:
-        raise MethodError(f"epochs has to be at least 1, not {epochs}.")
-
-
-def price_of(epoch: int, epochs: int, first: float, last: float) -> float:
-    """A penalty's weight in an epoch (from 1): it rises by one factor per epoch, so that a network is pressed
-    together slowly and every budget is passed on the way."""
-    return float(first * (last / first) ** ((epoch - 1) / max(1, epochs - 1)))
+Project = Callable[[], None]  # brings parameters back to where they may be
 
 
 class Lessons:
@@ -40,38 +33,25 @@ class Lessons:
         plain = RecoverConfig(seed=task.seed, temperature=1.0)  # as measured in docs/notebook
         self.distillation = Distillation(self.host, None, plain)
         self.batches = [images.to(task.device) for images, _ in task.images.batches(task.batch_size)]
-        self.taught = [self._says(images) for images in self.batches]
+        with torch.no_grad():
+            self.taught = [outputs(self.host, images, self.host.info.depth) for images in self.batches]
         self.epoch = 0
 
-    @torch.no_grad()
-    def _says(self, images: Tensor) -> Outputs:
-        return outputs(self.host, images, self.host.info.depth)
-
     @torch.enable_grad()
-    def run_epoch(
-        self, loss: Loss, optimizer: torch.optim.Optimizer, project: Callable[[], None] = lambda: None
-    ) -> None:
-        """One pass over all images; `project` brings parameters back to where they may be, after every step."""
+    def run_epoch(self, loss: Loss, optimizer: torch.optim.Optimizer, project: Project = lambda: None) -> None:
+        """One pass over all images, shuffled; `project` comes after every step."""
         self.epoch += 1
+        generator = torch.Generator().manual_seed(mix(self.task.seed, self.epoch))
         with seeded(self.task.seed, self.epoch, device=self.task.device):
-            for images, taught in self._shuffled():
-                value = loss(self.host, images, taught)
+            for index in torch.randperm(len(self.batches), generator=generator).tolist():
+                value = loss(self.host, self.batches[index], self.taught[index])
                 optimizer.zero_grad()
                 value.backward()
                 optimizer.step()
                 project()
 
-    def _shuffled(self) -> Iterator[tuple[Tensor, Outputs]]:
-        generator = torch.Generator().manual_seed(mix(self.task.seed, self.epoch))
-        for index in torch.randperm(len(self.batches), generator=generator).tolist():
-            yield self.batches[index], self.taught[index]
-
     def learn(
-        self,
-        loss: Loss,
-        parameters: Sequence[Tensor],
-        learning_rate: float,
-        project: Callable[[], None] = lambda: None,
+        self, loss: Loss, parameters: Sequence[Tensor], learning_rate: float, project: Project = lambda: None
     ) -> None:
         """As many epochs as the settings give, Adam with a cosine schedule."""
         optimizer = torch.optim.Adam(parameters, lr=learning_rate)
@@ -79,3 +59,33 @@ class Lessons:
         for _ in range(self.epochs):
             self.run_epoch(loss, optimizer, project)
             schedule.step()
+
+
+def weighted(weight: Tensor, seen: list[Tensor] | None = None) -> Mix:
+    """Attention in which a key counts by its weight in 0 … 1 (B, n); at 0 it is as if it were not there.
+
+    A token always sees itself, so that rows of tokens nobody sees stay finite. The map (B, H, n, n) goes into `seen`.
+    Unlike log(weight) on the logits this has a derivative at 0.
+    """
+
+    def mix(q: Tensor, k: Tensor, v: Tensor, *, scale: float, dropout: float, fused: bool) -> Tensor:
+        logits = (q * scale @ k.transpose(-2, -1)).float()
+        counted = weight[:, None, None, :].expand(-1, 1, q.shape[2], -1).clone()
+        counted.diagonal(dim1=2, dim2=3).fill_(1.0)
+        rows = (logits - logits.amax(dim=-1, keepdim=True).detach()).exp() * counted
+        rows = rows / rows.sum(dim=-1, keepdim=True).clamp_min(TINY)
+        if seen is not None:
+            seen.append(rows)
+        return F.dropout(rows.to(v.dtype), dropout) @ v
+
+    return mix
+
+
+def outputs_under(host: Host, tokens: Tensor, weight: Tensor) -> Outputs:
+    """What a host says when tokens (B, n, d) count by their weight (B, n) where the head pools."""
+    features = host.features(tokens, weight + NOTHING)
+    if not host.info.reads_patches:
+        return Outputs(host.logits(tokens), features)
+    if host.info.readout == "class+auxiliary":  # its features are the logits already
+        return Outputs(features, features)
+    return Outputs(host.classifiers[0](features), features)

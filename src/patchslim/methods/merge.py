@@ -1,20 +1,16 @@
 """`merge`: each image merges patches that say the same."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
 from torch import nn
 
-from patchslim.errors import MethodError
 from patchslim.evidence.distances import find_distances
 from patchslim.hosts import HostInfo
 from patchslim.methods.base import Fitted, Method, register
-from patchslim.methods.counts import steps_by
 from patchslim.methods.task import Task
+from patchslim.plan import steps_by
 from patchslim.search import Draft
-from patchslim.slim.assemble import fingerprint, own_weights
 from patchslim.steps.merge import Merge as MergeStep
 from patchslim.steps.merge import distance_channels
 
@@ -33,9 +29,6 @@ class Merge(Method):
     group: ClassVar[str] = "ours"
     many_images: ClassVar[bool] = True
 
-    def __post_init__(self) -> None:
-        check_blocks(self.blocks)
-
     def draft(self, info: HostInfo) -> Draft:
         """Steps that pair patches, so at least half of a block's stay."""
         channels = distance_channels(info)
@@ -48,11 +41,4 @@ class Merge(Method):
             "distances", lambda: find_distances(task.host, task.features, task.cache, task.seed, task.progress)
         )
         plan, error = task.allocate(self.draft(task.info), self.name, distances)
-        weights = own_weights(task.host, plan, distances)
-        return Fitted(plan.with_(weights=fingerprint(weights)), weights, {"readout": error})
-
-
-def check_blocks(blocks: int | None) -> None:
-    """Raise MethodError for a number of blocks that makes no sense."""
-    if blocks is not None and blocks < 1:
-        raise MethodError(f"blocks has to be at least 1, or none for any number, not {blocks}.")
+        return task.fitted(plan, distances, errors={"readout": error})

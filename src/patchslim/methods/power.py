@@ -1,31 +1,26 @@
 """`power`: PoWER (Goyal et al., PoWER-BERT: Accelerating BERT Inference via Progressive Word-vector Elimination, ICML
 2020) on patches."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated
+from functools import partial
+from typing import Annotated, ClassVar
 
 import torch
 from torch import Tensor
 
-from patchslim.errors import BudgetError
 from patchslim.hosts import Host, HostInfo
-from patchslim.macs import host_macs, steps_macs
-from patchslim.methods.base import Fitted, Method, register
-from patchslim.methods.learn import Lessons, check_epochs, price_of
-from patchslim.methods.masked import outputs_under, weighted
+from patchslim.macs import host_macs
+from patchslim.methods.base import Fitted, register
+from patchslim.methods.knob import OneKnob, ReadoutOnly
+from patchslim.methods.learn import Lessons, outputs_under, weighted
 from patchslim.methods.task import Task
-from patchslim.methods.tome import reads_only
-from patchslim.plan import make_plan
+from patchslim.plan import make_plan, steps_by
 from patchslim.recover.networks import Outputs
 from patchslim.steps import Step
-from patchslim.steps.keep import Keep
 from patchslim.steps.power import Power as PowerStep
 from patchslim.steps.power import significance
-from patchslim.steps.slice import Slice
 
 LEARNING_RATE = 0.05  # of the retention parameters, which begin at 1
 PRICES = (1e-5, 1.0)  # λ in the first epoch and in the last
@@ -35,7 +30,7 @@ Counts = tuple[int, ...]
 
 @register("power")
 @dataclass(frozen=True)
-class Power(Method):
+class Power(OneKnob):
     """PoWER: in each block the patches that receive the most attention stay, and the others leave.
 
     How many stay in each block is learnt on the images, without labels, at a price that rises from epoch to epoch.
@@ -43,25 +38,16 @@ class Power(Method):
     """
 
     epochs: Annotated[int, "over the images, in which the counts are learnt"] = 20
-    readout_only: Annotated[bool, "the last block computes only what the head reads"] = False
+    readout_only: ReadoutOnly = False
 
-    def __post_init__(self) -> None:
-        check_epochs(self.epochs)
+    title: ClassVar[str] = "PoWER"
 
-    def fit(self, task: Task) -> Fitted:
-        """One way down serves every MAC ratio."""
-        return task.meet(lambda ratio: self._at(task, ratio))
-
-    def _at(self, task: Task, ratio: float) -> Fitted:
-        """Follow the path down to the budget; between two configurations, the first blend that fits."""
+    def within(self, task: Task, ratio: float) -> Fitted:
+        """Follow the path down to the budget; between two configurations, the first blend that fits. One way down
+        serves every ratio."""
         info, budget = task.info, int(ratio * host_macs(task.info))
-
-        def macs(counts: Counts) -> int:
-            return steps_macs(info, self.steps(info, counts))
-
-        least = (1,) * info.depth
-        if macs(least) > budget:
-            raise BudgetError(f"PoWER takes at least {macs(least) / host_macs(info):.3f} of the MACs.")
+        macs, least = partial(self.macs, info), (1,) * info.depth
+        task.first([least], macs, ratio, self.title)
         path = task.once(("power", self.epochs), lambda: RetentionPath(task, self.epochs))
         counts = path.counts
         while macs(counts[-1]) > budget and len(counts) <= self.epochs:
@@ -69,19 +55,12 @@ class Power(Method):
             task.progress({"event": "learning", "method": self.name, "patches_per_block": list(counts[-1])})
         reached = next((place for place, found in enumerate(counts) if macs(found) <= budget), len(counts))
         fewer = counts[reached] if reached < len(counts) else least
-        found = task.first(between(counts[max(0, reached - 1)], fewer), macs, ratio, "PoWER")
+        found = task.first(between(counts[max(0, reached - 1)], fewer), macs, ratio, self.title)
         return Fitted(make_plan(info, self.steps(info, found)))
 
-    def steps(self, info: HostInfo, counts: Sequence[int]) -> list[Step]:
+    def published(self, info: HostInfo, counts: Sequence[int]) -> list[Step]:
         """A configuration as steps."""
-        left, steps = info.patches, list[Step]()
-        for layer, count in enumerate(counts, start=1):
-            if reads_only(self.readout_only, info, layer):
-                steps.append(Slice(n=0))
-            else:
-                steps.append(PowerStep(n=count) if count < left else Keep())
-            left = count
-        return steps
+        return steps_by(info, lambda n, drop: PowerStep(n=n))(counts, ())
 
 
 def soft_run(host: Host, images: Tensor, retention: Tensor) -> Outputs:
@@ -125,9 +104,11 @@ class RetentionPath:
         self.counts: list[Counts] = [(info.patches,) * info.depth]
 
     def step(self) -> None:
-        """One epoch more."""
+        """One epoch more. The price rises by one factor per epoch: the network is pressed together slowly, and every
+        budget is passed on the way."""
         order = torch.arange(1, len(self.retention) + 1, device=self.retention.device)
-        price = price_of(len(self.counts), self.epochs, *PRICES)
+        first, last = PRICES
+        price = float(first * (last / first) ** ((len(self.counts) - 1) / max(1, self.epochs - 1)))
 
         def loss(host: Host, images: Tensor, taught: Outputs) -> Tensor:
             answers = self.lessons.distillation.compare(soft_run(host, images, self.retention), taught)

@@ -1,29 +1,23 @@
 """`predict`: a small module G says which patches of an image matter."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal
 
 from torch import nn
 
-from patchslim.errors import MethodError
-from patchslim.evidence.scoring import Score
+from patchslim.evidence.scores import Score
 from patchslim.evidence.selectors import SelectorTraining
 from patchslim.hosts import HostInfo
 from patchslim.macs import host_macs, plan_macs
 from patchslim.methods.base import Fitted, Method, register
-from patchslim.methods.counts import steps_by
-from patchslim.methods.merge import check_blocks
 from patchslim.methods.task import Task
-from patchslim.plan import SlimPlan
+from patchslim.plan import SlimPlan, steps_by
 from patchslim.search import Draft
-from patchslim.search.cost import Budget, PlainBudget
+from patchslim.search.cost import Budget
 from patchslim.search.measured import measure
 from patchslim.search.speed import SpeedBudget
 from patchslim.search.threshold import calibrate, with_thresholds
-from patchslim.slim.assemble import fingerprint, own_weights
 from patchslim.steps.predict import Predict as PredictStep
 from patchslim.steps.selector import Selector, SelectorKind, hidden_width
 
@@ -49,11 +43,6 @@ class Predict(Method):
     group: ClassVar[str] = "ours"
     score: ClassVar[Score] = "taylor"  # what G learns to say
     paper: ClassVar[bool] = False  # whether G is the paper's
-
-    def __post_init__(self) -> None:
-        check_blocks(self.blocks)
-        if self.epochs < 1:
-            raise MethodError(f"epochs has to be at least 1, not {self.epochs}.")
 
     @property
     def merges(self) -> bool:
@@ -82,7 +71,7 @@ class Predict(Method):
         )
         limit = task.limit(draft, self.name)
         # How fast it is with thresholds is known only once they are there; until then, blocks' own times will do.
-        first = PlainBudget(limit.cost, limit.ratio) if self.threshold else limit
+        first = Budget(limit.cost, limit.ratio) if self.threshold else limit
         everything = draft.schedule().everything
         read = [layer for layer, count in enumerate(everything, start=1) if count]
         selectors = training.fit(draft.plan(everything, ()), read)
@@ -92,9 +81,8 @@ class Predict(Method):
         if self.threshold:
             plan = self._with_thresholds(task, plan, selectors, limit)
         task.note_speed(limit)
-        weights = own_weights(task.host, plan, selectors)
-        plan = plan.with_(weights=fingerprint(weights))
-        return Fitted(plan, weights, {"readout": measure(task.host, task.features, plan, selectors)})
+        error = measure(task.host, task.features, plan, selectors)
+        return task.fitted(plan, selectors, errors={"readout": error})
 
     def _with_thresholds(
         self, task: Task, plan: SlimPlan, selectors: Mapping[int, Selector], limit: Budget

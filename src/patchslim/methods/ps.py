@@ -1,24 +1,21 @@
 """`ps`: the paper's static method, Algorithm 1; and the scores that it is compared with."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Annotated, ClassVar
+from typing import Annotated, Any, ClassVar
 
 from torch import Tensor
 
 from patchslim.errors import MethodError
 from patchslim.evidence.network import Partial
-from patchslim.evidence.scoring import Score
+from patchslim.evidence.scores import Score
 from patchslim.hosts import Host, HostInfo
 from patchslim.methods.base import Fitted, Method, register
 from patchslim.methods.task import Task
-from patchslim.plan import SlimPlan, static_plan, static_steps
+from patchslim.plan import SlimPlan, Static, static_plan, static_steps
 from patchslim.search import Draft
-from patchslim.search.budget import bisect_tolerance, spend_rest
 from patchslim.search.cost import Budget
-from patchslim.search.topdown import Algorithm, TopDown
+from patchslim.search.topdown import TopDown, bisect_tolerance, spend_rest
 
 TuneEpochs = Annotated[int, "epochs of block tuning on cached features"]
 
@@ -50,18 +47,17 @@ class PS(Method):
 
     def draft(self, info: HostInfo) -> Draft:
         """Slices, or patches that are carried along."""
-        kind = "carry" if self.carry else "slice"
-        return Draft(
-            info,
-            lambda counts, drops: static_steps(info, counts, kind),  # type: ignore[arg-type]
-            empties=True,
-            fields={"method": self.name},
-        )
+        fields = {"method": self.name}
+        return Draft(info, lambda counts, drops: static_steps(info, counts, self._kind), empties=True, fields=fields)
+
+    @property
+    def _kind(self) -> Static:
+        return "carry" if self.carry else "slice"
 
     def algorithm(self, task: Task, limit: Budget) -> TopDown:
         """Algorithm 1 on the task."""
-        settings = Algorithm(self.score, self.step, self.tune_epochs, self.learning_rate, self.carry, task.seed)
-        return TopDown(task.host, task.features, settings, task.cache, task.progress, limit.cost)
+        settings = (self.score, self.step, self.tune_epochs, self.learning_rate, self.carry, task.seed)
+        return TopDown(task.host, task.features, task.cache, task.progress, limit.cost, *settings)
 
     def fit(self, task: Task) -> Fitted:
         """Algorithm 1 at the tolerance; for a ratio the tolerance is bisected with untuned blocks."""
@@ -75,9 +71,12 @@ class PS(Method):
             # instead, and tuning runs once, at those counts: docs/notebook/decisions.md has the comparison.
             partial = top_down.at_counts(partial.counts, tune=True) if tune else partial
         task.note_speed(limit)
-        errors = {str(layer): partial.errors[layer] for layer in sorted(partial.errors)}
-        plan = self._plan(task.info, partial)
-        return Fitted(plan, tuned_weights(task.host, partial), errors, detail={"tolerance": tolerance})
+        return self.fitted(task, partial, tolerance=tolerance)
+
+    def fitted(self, task: Task, partial: Partial, **detail: Any) -> Fitted:
+        """What Algorithm 1 found."""
+        errors = {str(layer): error for layer, error in sorted(partial.errors.items())}
+        return Fitted(self._plan(task.info, partial), tuned_weights(task.host, partial), errors, detail=detail)
 
     def _within(self, task: Task, top_down: TopDown, limit: Budget) -> tuple[Partial, float]:
         def find(ratio: float) -> tuple[SlimPlan, tuple[Partial, float]]:
@@ -90,7 +89,7 @@ class PS(Method):
 
     def _plan(self, info: HostInfo, partial: Partial) -> SlimPlan:
         kept = [partial.order[: partial.counts[layer]] for layer in sorted(partial.counts)]
-        return static_plan(info, kept, "carry" if self.carry else "slice", method=self.name)
+        return static_plan(info, kept, self._kind, method=self.name)
 
 
 def tuned_weights(host: Host, partial: Partial) -> Mapping[str, Tensor]:

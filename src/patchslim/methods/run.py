@@ -1,7 +1,5 @@
 """Running a method: the one way from a method and a task to a checked, signed result and its model."""
 
-from __future__ import annotations
-
 from dataclasses import asdict, is_dataclass, replace
 from typing import Any
 

@@ -1,7 +1,5 @@
 """`scop`: SCOP (Tang et al., SCOP: Scientific Control for Reliable Neural Network Pruning, NeurIPS 2020) on patches."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from typing import Annotated
@@ -10,21 +8,22 @@ import torch
 from torch import Tensor
 
 from patchslim.hosts import Host, HostInfo
-from patchslim.macs import steps_macs
-from patchslim.methods.base import Fitted, Method, register
-from patchslim.methods.knockoffs import Knockoffs
-from patchslim.methods.learn import Lessons, check_epochs
-from patchslim.methods.rates import rates
+from patchslim.methods.base import Fitted, register
+from patchslim.methods.knob import OneKnob, ReadoutOnly
+from patchslim.methods.learn import Lessons
 from patchslim.methods.task import Task
 from patchslim.plan import static_plan, static_steps
 from patchslim.recover.networks import Outputs
+from patchslim.steps import Step
 
 LEARNING_RATE = 0.02  # of the shares β, which begin at one half
+RIDGE = 1e-9  # on the covariance of patches, so that it can be inverted
+SHRINK = 0.999  # of the largest distance that keeps the joint covariance positive
 
 
 @register("scop")
 @dataclass(frozen=True)
-class SCOP(Method):
+class SCOP(OneKnob):
     """SCOP: a patch competes with its knockoff, a copy that no answer depends on; patches that the knockoff can stand
     in for leave, the same ones in all images.
 
@@ -33,25 +32,55 @@ class SCOP(Method):
     """
 
     epochs: Annotated[int, "over the images, in which the shares are learnt"] = 20
-    readout_only: Annotated[bool, "the last block computes only what the head reads"] = False
+    readout_only: ReadoutOnly = False
 
-    def __post_init__(self) -> None:
-        check_epochs(self.epochs)
+    def published(self, info: HostInfo, rate: float) -> list[Step]:
+        """The same rate in every block."""
+        return static_steps(info, counts_of(info, rate), "slice")
 
-    def fit(self, task: Task) -> Fitted:
-        """The largest keep rate that fits."""
-        return task.meet(lambda ratio: self._at(task, ratio))
-
-    def _at(self, task: Task, ratio: float) -> Fitted:
-        info, only = task.info, self.readout_only
-
-        def macs(rate: float) -> int:
-            return steps_macs(info, static_steps(info, counts_of(info, rate, only), "slice"))
-
-        rate = task.first(rates(), macs, ratio, "SCOP")
+    def at(self, task: Task, rate: float) -> Fitted:
+        """The most important patches stay."""
         share = task.once(("scop", self.epochs), lambda: learn_shares(task, self.epochs))
-        plan = static_plan(info, kept_by(importance(share), counts_of(info, rate, only)))
-        return Fitted(plan, detail={"keep_rate": rate})
+        kept = kept_by(importance(share), counts_of(task.info, rate))
+        plan = static_plan(task.info, [*kept[:-1], []] if self.reads_only(task.info) else kept)
+        return Fitted(plan, detail={self.knob: rate})
+
+
+class Knockoffs:
+    """Second-order knockoffs (Candès et al., Panning for Gold, 2018): copies of patch features that correlate as the
+    originals do, and with the originals as these do among themselves, but that no answer depends on.
+
+    One covariance over patches serves all channels, each at unit scale: a few hundred images could not tell a
+    covariance per channel.
+    """
+
+    def __init__(self, features: Tensor) -> None:
+        """features (K, N, c): the patches of K images."""
+        self.mean = features.double().mean(dim=0)
+        centred = features.double() - self.mean
+        self.scale = centred.square().mean(dim=(0, 1)).sqrt().clamp_min(1e-12)  # (c,)
+        rows = (centred / self.scale).transpose(1, 2).flatten(0, 1)  # (K · c, N)
+        covariance = rows.T @ rows / len(rows)
+        deviation = covariance.diagonal().clamp_min(1e-12).sqrt()
+        correlation = covariance / deviation / deviation[:, None]
+        # The equicorrelated choice: the farthest from the originals that is the same for every patch.
+        least = float(torch.linalg.eigvalsh(correlation)[0].clamp_min(1e-6))
+        self.distance = min(1.0, 2 * least) * SHRINK * deviation.square()  # diag(s), (N,)
+        self.covariance = covariance
+        one = torch.eye(len(covariance), dtype=covariance.dtype, device=covariance.device)
+        solved = torch.linalg.solve(covariance + RIDGE * one, torch.diag(self.distance))
+        self.shift = one - solved  # I - Σ⁻¹ diag(s)
+        spread = 2 * torch.diag(self.distance) - torch.diag(self.distance) @ solved
+        values, vectors = torch.linalg.eigh((spread + spread.T) / 2)
+        self.root = vectors * values.clamp_min(0.0).sqrt()
+
+    def draw(self, features: Tensor) -> Tensor:
+        """Knockoffs of (B, N, c), with torch's current random numbers."""
+        rows = ((features.double() - self.mean) / self.scale).transpose(1, 2)  # (B, c, N)
+        noise = torch.randn_like(rows)
+        found = rows @ self.shift + noise @ self.root.T
+        knockoffs: Tensor = found.transpose(1, 2) * self.scale + self.mean
+        return knockoffs.to(features.dtype)
 
 
 def mixed_run(host: Host, images: Tensor, knockoffs: Knockoffs, share: Tensor) -> Outputs:
@@ -95,13 +124,12 @@ def learn_shares(task: Task, epochs: int) -> Tensor:
     return share.detach().cpu()
 
 
-def counts_of(info: HostInfo, rate: float, readout_only: bool) -> list[int]:
+def counts_of(info: HostInfo, rate: float) -> list[int]:
     """The same rate in every block, of the patches that come in."""
-    left, counts = info.patches, []
+    counts = [info.patches]
     for _ in range(info.depth):
-        left = max(1, math.ceil(rate * left))
-        counts.append(left)
-    return [*counts[:-1], 0] if readout_only and not info.reads_patches else counts
+        counts.append(max(1, math.ceil(rate * counts[-1])))
+    return counts[1:]
 
 
 def kept_by(scores: Tensor, counts: list[int]) -> list[list[int]]:

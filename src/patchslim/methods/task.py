@@ -1,11 +1,10 @@
 """What a method works on: a host, images, a limit; and four verbs that all methods share."""
 
-from __future__ import annotations
-
 import copy
+from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -21,10 +20,11 @@ from patchslim.macs import host_macs
 from patchslim.methods.base import Fitted
 from patchslim.plan import SlimPlan
 from patchslim.search import Draft, Target
-from patchslim.search.cost import Budget, MacCost, PlainBudget, check_reachable
+from patchslim.search.cost import Budget, MacCost, check_reachable
 from patchslim.search.measured import Measured
 from patchslim.search.speed import SpeedBudget, meet_speedup
 from patchslim.slim import apply
+from patchslim.slim.assemble import fingerprint, own_weights
 from patchslim.timing.stopwatch import Stopwatch
 
 Knob = TypeVar("Knob")
@@ -51,12 +51,12 @@ class Task:
     report: dict[str, Any] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, model: nn.Module, images: ImageSource | Tensor, target: Target | None = None, **settings: Any) -> Task:
+    def of(cls, model: nn.Module, images: ImageSource | Tensor, target: Target | None = None, **settings: Any) -> Self:
         """A task for a model, which is left as it was."""
         host = open_host(copy.deepcopy(model).eval().requires_grad_(False))
         return cls(host, as_source(images), target or Target(), **settings)
 
-    def at(self, target: Target) -> Task:
+    def at(self, target: Target) -> Self:
         """The same task with another limit; everything found out so far serves it too."""
         return replace(self, target=target, report={})
 
@@ -96,7 +96,7 @@ class Task:
         if self.target.macs is not None:
             check_reachable(draft, self.target.macs, method)
         if self.target.speedup is None:
-            return PlainBudget(MacCost(draft), self.target.macs)
+            return Budget(MacCost(draft), self.target.macs)
         return SpeedBudget(self.stopwatch(), draft, self.target.speedup, method)
 
     def stopwatch(self, rectangular: bool = True) -> Stopwatch:
@@ -108,10 +108,15 @@ class Task:
     ) -> tuple[SlimPlan, float]:
         """Patches per block by the measured error of the whole network, within the limit: the plan and its error."""
         budget = budget or self.limit(draft, method)
-        measured = Measured(self.host, self.features, self.cache, self.progress, draft, budget, parts)
+        measured = Measured(self.host, self.features, self.cache, self.progress, draft, budget, parts or {})
         found = measured.search(self.target.allowed)
         self.note_speed(budget)
         return found
+
+    def fitted(self, plan: SlimPlan, parts: Mapping[int, nn.Module], **more: Any) -> Fitted:
+        """A plan and what its steps own, by block: both sealed by one fingerprint."""
+        weights = own_weights(self.host, plan, parts)
+        return Fitted(plan.with_(weights=fingerprint(weights)), weights, **more)
 
     def note_speed(self, budget: Budget) -> None:
         """Keep what a limit on time found out of the plan's speed."""
@@ -120,15 +125,12 @@ class Task:
 
     def first(self, ladder: Sequence[Knob], macs: Callable[[Knob], int], ratio: float, method: str) -> Knob:
         """The first of some settings, each cheaper than the one before, within a share of the host's MACs."""
-        budget = int(ratio * host_macs(self.info))
-        low, high = 0, len(ladder)
-        while low < high:
-            middle = (low + high) // 2
-            low, high = (low, middle) if macs(ladder[middle]) <= budget else (middle + 1, high)
-        if low == len(ladder):
-            least = macs(ladder[-1]) / host_macs(self.info)
+        whole = host_macs(self.info)
+        place = bisect_left(ladder, True, key=lambda own: macs(own) <= int(ratio * whole))
+        if place == len(ladder):
+            least = macs(ladder[-1]) / whole if ladder else 1.0
             raise BudgetError(f"{method} takes at least {least:.3f} of {self.info.name}'s MACs, more than {ratio:g}.")
-        return ladder[low]
+        return ladder[place]
 
     def meet(self, find: Callable[[float], Fitted]) -> Fitted:
         """What a search that goes by a MAC ratio finds within the limit, whatever that is."""

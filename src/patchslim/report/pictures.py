@@ -54,10 +54,13 @@ def draw_sources(
         for owner in (owners(block[number].cpu()) for block in shown):
             lines = borders(owner.reshape(grid), patch_size(picture, grid))
             rows[-1].append(Panel(paint(picture, owner, grid), lines))
-    # Tokens of each block, the mean where images differ.
-    counts = [round(float(block.any(dim=2).sum(dim=1).double().mean()), 1) for block in shown]
-    names = [f"block {number}\n{count:g} tokens" for number, count in enumerate(counts, start=1)]
+    names = [f"block {number}\n{mean_tokens(block):g} tokens" for number, block in enumerate(shown, start=1)]
     draw_panels(rows, ["input", *names], path, title)
+
+
+def mean_tokens(block: Tensor) -> float:
+    """Tokens of a block (B, n, N), on average over the images."""
+    return round(float(block.any(dim=2).sum(dim=1).double().mean()), 1)
 
 
 def patch_size(picture: Tensor, grid: tuple[int, int]) -> tuple[int, int]:

@@ -1,51 +1,30 @@
-"""What plans cost: all that a search has to know of a budget, in MACs or in time."""
+"""What plans cost, in MACs or in time, and a limit on it.
 
-from __future__ import annotations
+A block's time is a sum of what it does, each part at a price of its own, and a plan's is the sum of its blocks. Prices
+are fitted to blocks that were timed. They are never negative, so that a token more is never a gain.
+"""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import ClassVar, Protocol, TypeVar
+from typing import Any, ClassVar, Self, TypeVar
+
+import torch
+from torch import Tensor
 
 from patchslim.errors import BudgetError
+from patchslim.hosts import HostInfo
 from patchslim.macs import head_macs, host_macs
 from patchslim.plan import SlimPlan
-from patchslim.search.draft import Draft
-from patchslim.timing.prices import parts_of
+from patchslim.search.schedule import Draft
+from patchslim.steps import Step
+
+PARTS = 7  # of a block's work, see `parts_of`
+MACS = (1, 2, 3)  # those that every block has and that are counted in MACs
+EXTRAS, EXTRA = (0, 5), 0.1  # those that are there or not, and what they may cost: of a whole block
 
 Found = TypeVar("Found")
 # A share of the host's cost → a plan within it, and what else is known.
 Find = Callable[[float], tuple[SlimPlan, Found]]
-
-
-class Cost(Protocol):
-    """What a plan of one kind costs by its patches per block: in MACs, or in as many MACs as the host takes the same
-    time for. The host costs its MACs either way, so a search need not know which it is."""
-
-    @property
-    def multiple(self) -> int:
-        """The device likes tokens, prefix included, by multiples of this."""
-
-    @property
-    def unit(self) -> str:
-        """What it counts, and at which prices; a cache keeps what depends on it apart."""
-
-    def of(self, counts: Sequence[int]) -> float:
-        """The cost of keeping so many patches in each block."""
-
-
-class Budget(Protocol):
-    """A limit on a cost, as a share of the host's; None where an error is the limit."""
-
-    @property
-    def cost(self) -> Cost:
-        """What is limited."""
-
-    @property
-    def ratio(self) -> float | None:
-        """The share of the host's cost that a plan may have."""
-
-    def meet(self, find: Find[Found]) -> tuple[SlimPlan, Found]:
-        """What is found within the limit."""
 
 
 @dataclass(frozen=True)
@@ -72,16 +51,17 @@ class MacCost:
 
 @dataclass(frozen=True)
 class LatencyCost:
-    """The time that plans of one kind take on a device, in as many MACs as the host takes that time for."""
+    """The time that plans of one kind take on a device, in as many MACs as the host takes that time for. The host costs
+    its MACs either way, so a search need not know which it is."""
 
     draft: Draft
     prices: tuple[float, ...]  # of each part, in shares of the host's time (or in whole blocks, until it is made right)
     fixed: float = 0.0  # what is not in blocks: embedding, head
-    multiple: int = 1
+    multiple: int = 1  # the device likes tokens, prefix included, by multiples of this
 
     @property
     def unit(self) -> str:
-        """Time at these prices."""
+        """What it counts, and at which prices; a cache keeps what depends on it apart."""
         return f"time {self.prices} {self.fixed} {self.multiple}"
 
     def share(self, counts: Sequence[int]) -> float:
@@ -93,21 +73,25 @@ class LatencyCost:
         """The time in the host's MACs."""
         return self.share(counts) * host_macs(self.draft.info)
 
-    def right_for(self, counts: Sequence[int], share: float) -> LatencyCost:
+    def right_for(self, counts: Sequence[int], share: float) -> Self:
         """The same in proportion, right for a network that was timed as a whole."""
         factor = share / self.share(counts)
         return replace(self, prices=tuple(factor * price for price in self.prices), fixed=factor * self.fixed)
 
 
-@dataclass(frozen=True)
-class PlainBudget:
-    """A limit on a cost that is taken at its word, as that of MACs can be: what is found within it meets it."""
+Cost = MacCost | LatencyCost
+
+
+@dataclass
+class Budget:
+    """A limit on a cost, taken at its word, as that of MACs can be: what is found within it meets it."""
 
     cost: Cost
-    ratio: float | None
+    ratio: float | None  # the share of the host's cost that a plan may have; None where an error is the limit
+    report: dict[str, Any] = field(default_factory=dict)  # what it found out of the plan's speed
 
     def meet(self, find: Find[Found]) -> tuple[SlimPlan, Found]:
-        """What is found at the ratio."""
+        """What is found within the limit."""
         assert self.ratio is not None
         return find(self.ratio)
 
@@ -120,3 +104,55 @@ def check_reachable(draft: Draft, ratio: float, method: str) -> None:
             f"A MAC ratio of {ratio:g} can't be reached on {draft.info.name} by {method}; "
             f"anything from {low:.3f} to {high:.3f} can."
         )
+
+
+def parts_of(info: HostInfo, steps: Sequence[Step]) -> list[list[float]]:
+    """What each block does that takes time: (depth, PARTS), MACs where there are any to count.
+
+    Being called; keys and values; queries, projection and MLP; attention; the same once more where keys have sizes;
+    choosing patches at all; the MACs of choosing and merging.
+    """
+    entering, sized, found = info.patches, False, []
+    for layer, step in enumerate(steps, start=1):
+        shape, work = info.blocks[layer - 1], step.work(info, layer, entering)
+        projection = 2 * shape.width * shape.attention_width
+        attention = 2 * work.queries * work.keys * shape.attention_width
+        computed = work.queries * projection + work.fed * shape.mlp_macs
+        own = (1, work.keys * projection, computed, attention, attention * sized, work.choice > 0, work.choice)
+        found.append([float(part) for part in own])
+        sized = sized or step.sizes
+        entering = step.leaving(entering)
+    return found
+
+
+def fit_prices(parts: Sequence[Sequence[float]], times: Sequence[float]) -> list[float]:
+    """Prices p ≥ 0 that make Σ_k p_k parts[i][k] about times[i], by relative least squares: (rows, PARTS), (rows,).
+
+    Times are counted in whole blocks. The more they scatter, the nearer prices stay to what is expected of them: all
+    MACs cost the same, and nothing else anything.
+    """
+    wanted = torch.tensor(times, dtype=torch.float64)
+    rows = torch.tensor(parts, dtype=torch.float64) / wanted[:, None]
+    macs = rows[:, list(MACS)].sum(dim=1)
+    per_mac = float(macs.sum() / macs.square().sum())
+    scale = torch.tensor([EXTRA if part in EXTRAS else per_mac for part in range(PARTS)], dtype=torch.float64)
+    expected = torch.tensor([1.0 if part in (*MACS, PARTS - 1) else 0.0 for part in range(PARTS)], dtype=torch.float64)
+    ones = torch.ones(len(rows), dtype=torch.float64)
+    free = _non_negative(rows * scale, ones)
+    scatter = float((rows * scale @ free - 1).square().mean().sqrt())
+    held = torch.cat([rows * scale, scatter * torch.eye(PARTS, dtype=torch.float64)])
+    return (_non_negative(held, torch.cat([ones, scatter * expected])) * scale).tolist()
+
+
+def _non_negative(rows: Tensor, wanted: Tensor) -> Tensor:
+    """x ≥ 0 of about least |rows x − wanted|: what would have to be negative is left out, worst first."""
+    used = [column for column in range(rows.shape[1]) if rows[:, column].any()]
+    found = rows.new_zeros(rows.shape[1])
+    while used:
+        # The shortest solution where there are several: parts may go hand in hand.
+        solution = torch.linalg.lstsq(rows[:, used], wanted[:, None], driver="gelsd").solution[:, 0]
+        if (solution >= 0).all():
+            found[used] = solution
+            break
+        used.pop(int(solution.argmin()))
+    return found

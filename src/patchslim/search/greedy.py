@@ -4,19 +4,18 @@ Which patches and how many per block come out together. Removals follow one path
 budget is a stretch of it, and plans for several budgets are nested in each other.
 """
 
-from __future__ import annotations
-
 import math
+from bisect import bisect_left
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from patchslim.cache import Cache, Key
 from patchslim.events import Listener
-from patchslim.evidence.derivatives import GateDerivatives
 from patchslim.evidence.features import Features
-from patchslim.evidence.taylor import Removal
+from patchslim.evidence.taylor import GateDerivatives, Removal
 from patchslim.hosts import Host
 from patchslim.macs import host_macs, steps_macs
 from patchslim.plan import SlimPlan, static_plan, static_steps
@@ -28,22 +27,20 @@ STRIDE = 0.05  # of the host's MACs, after which derivatives are taken anew
 PROBES = 8  # random directions per image
 
 
+@dataclass
 class Greedy:
     """The path of one host on some images, as far as it has been gone; remembered stage by stage."""
 
-    def __init__(
-        self,
-        host: Host,
-        features: Features,
-        cache: Cache,
-        listen: Listener,
-        budget: Budget,
-        seed: int,
-    ) -> None:
-        self.host, self.info, self.features = host, host.info, features
-        self.cache, self.listen, self.budget = cache, listen, budget
-        self.cost = budget.cost
-        self.derivatives = GateDerivatives(host, features, seed)
+    host: Host
+    features: Features
+    cache: Cache
+    listen: Listener
+    budget: Budget
+    seed: int
+
+    def __post_init__(self) -> None:
+        self.info, self.cost = self.host.info, self.budget.cost
+        self.derivatives = GateDerivatives(self.host, self.features, self.seed)
         self.moves: list[int] = []  # patches, in the order in which each leaves one block more
         self.stages = [0]  # moves up to the end of each stage
 
@@ -69,12 +66,9 @@ class Greedy:
             pass
         if len(self.stages) < 2:
             return 0
-        last = next((stage for stage in range(len(self.stages)) if over(self.stages[stage])), len(self.stages) - 1)
+        last = next((stage for stage, moves in enumerate(self.stages) if over(moves)), len(self.stages) - 1)
         low, high = self.stages[max(last - 1, 0)], self.stages[last]
-        while low < high:
-            middle = (low + high) // 2
-            low, high = (low, middle) if over(middle) else (middle + 1, high)
-        return high
+        return low + bisect_left(range(low, high), True, key=over)
 
     def exits(self, moves: int) -> Tensor:
         """The last block that computes each patch, 0 where none does, after so many moves: (N,)."""
@@ -116,11 +110,10 @@ class Greedy:
 
     def error(self, moves: int) -> float:
         """The readout's relative error after so many moves, measured once."""
-        entry = self.cache.get(self._key("error", moves))
-        if entry is None:
-            entry = {"error": measure(self.host, self.features, self.plan(moves), {})}
-            self.cache.put(self._key("error", moves), entry)
-        value = float(entry["error"])
+        measured = self.cache.once(
+            self._key("error", moves), lambda: {"error": measure(self.host, self.features, self.plan(moves), {})}
+        )
+        value = float(measured["error"])
         self.listen({"event": "stage", "macs_ratio": self.macs(moves) / host_macs(self.info), "error": value})
         return value
 
@@ -130,27 +123,24 @@ class Greedy:
 
     def _extend(self) -> bool:
         """Go on by one stage; False where nothing is left to remove."""
-        stage, done = len(self.stages) - 1, len(self.moves)
-        entry = self.cache.get(self._key("moves", stage))
-        if entry is None:
-            self.listen({"event": "stage", "macs_ratio": self.macs(done) / host_macs(self.info), "error": None})
-            before = self.cost.of(self.counts(self.exits(done)))
-            entry = {"moves": self._stage(before - STRIDE * host_macs(self.info))}
-            self.cache.put(self._key("moves", stage), entry)
-        self.moves += entry["moves"]
+        found = self.cache.once(self._key("moves", len(self.stages) - 1), lambda: {"moves": self._stage()})["moves"]
+        self.moves += found
         self.stages.append(len(self.moves))
-        return bool(entry["moves"])
+        return bool(found)
 
-    def _stage(self, budget: float) -> list[int]:
-        """The moves down to a budget, with derivatives taken where the path stands."""
+    def _stage(self) -> list[int]:
+        """The moves by a stride, with derivatives taken where the path stands."""
+        self.listen({"event": "stage", "macs_ratio": self.macs(len(self.moves)) / host_macs(self.info), "error": None})
         exits = self.exits(len(self.moves))
-        if not any(self._saved(self.counts(exits))):
+        counts = self.counts(exits)
+        budget = self.cost.of(counts) - STRIDE * host_macs(self.info)
+        if not any(self._saved(counts)):
             return []
         parts = list(self.derivatives.batches(exits, PROBES, len(self.stages)))
         jacobian = torch.cat([part.permute(1, 2, 0, 3).flatten(2) for part, _ in parts], dim=2)
         removal = Removal(jacobian, torch.cat([residual.flatten() for _, residual in parts]))
         moves: list[int] = []
-        counts, exits = self.counts(exits), exits.to(jacobian.device)
+        exits = exits.to(jacobian.device)
         while self.cost.of(counts) > budget:
             saved = self._saved(counts)
             if not any(saved):

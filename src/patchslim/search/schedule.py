@@ -1,18 +1,22 @@
-"""How many patches each block removes: from nothing down to a budget, then improved move by move at that budget.
-
-A schedule is a list of removals, one per block that may remove patches, in any unit: fitting scales it.
-"""
-
-from __future__ import annotations
+"""What a search varies: how many patches each block keeps, and plans of one kind drafted from that. The counts come down
+from nothing removed to a budget, and are then improved move by move at that budget."""
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from itertools import product
+from typing import Any
+
+import torch
 
 from patchslim.errors import BudgetError
 from patchslim.hosts import HostInfo
+from patchslim.macs import host_macs, steps_macs
+from patchslim.plan import SlimPlan, make_plan
+from patchslim.steps import Step
 
-Counts = tuple[int, ...]
+Counts = tuple[int, ...]  # patches that each block keeps
+Drops = tuple[int, ...]  # blocks (from 1) that drop patches where others merge
 STRIDE = 1 / 10  # of the patches, removed from one block at a time on the way to the budget
 MOVES = (1 / 24, 1 / 48)  # of the patches, removed more or less in one block at a time once there
 SWEEPS = 2  # over the blocks per size of move, at most
@@ -20,7 +24,7 @@ SWEEPS = 2  # over the blocks per size of move, at most
 
 @dataclass(frozen=True)
 class Schedule:
-    """The blocks that may remove patches, and how many each can."""
+    """The blocks that may remove patches, and how many each can; removals, one per such block, in any unit."""
 
     info: HostInfo
     halves: bool = False  # whether a block can remove no more than half, as pairs do
@@ -45,6 +49,12 @@ class Schedule:
         """The removals that lead to some counts, at scale 1."""
         above = (self.info.patches, *counts)
         return [float(above[block] - counts[block]) for block in range(self.blocks)]
+
+    def moved(self, counts: Counts, block: int, more: float) -> list[float]:
+        """The removals that lead to some counts, one block's (from 0) by so many patches more, or by fewer down to 0."""
+        removals = self.removals(counts)
+        removals[block] = max(0.0, removals[block] + more)
+        return removals
 
     @property
     def everything(self) -> Counts:
@@ -75,30 +85,64 @@ def make_divisible(info: HostInfo, multiple: int, count: int) -> int:
     return min(info.patches, -(-(info.prefix_tokens + count) // multiple) * multiple - info.prefix_tokens)
 
 
+@dataclass(frozen=True)
+class Draft:
+    """Steps, and a whole plan, for any patches per block."""
+
+    info: HostInfo
+    steps: Callable[[Counts, Drops], list[Step]]
+    whole: Callable[[Counts, Drops], SlimPlan] | None = None  # where steps alone do not make a plan
+    halves: bool = False  # a block removes at most half of its patches
+    merges: bool = False  # some blocks may drop instead
+    empties: bool = False  # a block may keep no patch at all
+    most: int | None = None  # at most so many blocks remove patches; None: as many as pay
+    fields: dict[str, Any] = field(default_factory=dict)  # of the plans
+
+    def plan(self, counts: Counts, drops: Drops) -> SlimPlan:
+        """The whole plan."""
+        if self.whole is not None:
+            return self.whole(counts, drops)
+        return make_plan(self.info, self.steps(counts, drops), **self.fields)
+
+    def sketch(self, counts: Counts) -> SlimPlan:
+        """A plan for a clock, with patches that nobody chose: time does not depend on which."""
+        steps, order = self.steps(counts, ()), None
+        if any(step.ordered and 0 < count < self.info.patches for step, count in zip(steps, counts, strict=True)):
+            order = torch.randperm(self.info.patches, generator=torch.Generator().manual_seed(0)).tolist()
+        return make_plan(self.info, steps, order, **self.fields)
+
+    def schedule(self, multiple: int = 1) -> Schedule:
+        """The blocks that may remove patches, and how many each can."""
+        return Schedule(self.info, self.halves, multiple)
+
+    def reachable(self) -> tuple[float, float]:
+        """The least and the largest MAC ratio that a plan can have."""
+        limits = (self.fewest(), self.schedule().everything)
+        low, high = (steps_macs(self.info, self.steps(counts, ())) / host_macs(self.info) for counts in limits)
+        return low, high
+
+    def fewest(self) -> Counts:
+        """The fewest patches per block that a plan can keep."""
+        if self.empties:
+            return (1 if self.info.reads_patches else 0,) * self.info.depth
+        return self.schedule().least
+
+
 Fit = Callable[[Sequence[float]], Counts]  # removals, scaled to the budget
 Error = Callable[[Counts], float]
-Price = Callable[[Counts], float]  # in MACs
 
 
-def descend(schedule: Schedule, error: Error, macs: Price, enough: Callable[[Counts], bool]) -> Counts:
+def descend(schedule: Schedule, error: Error, cost: Error, enough: Callable[[Counts], bool]) -> Counts:
     """Remove patches where that costs the least error per MAC saved, a stride at a time, until it is enough."""
     counts, stride = schedule.everything, max(schedule.multiple, round(STRIDE * schedule.info.patches))
     while not enough(counts):
-        further = [
-            after for block in range(schedule.blocks) if (after := _removed(schedule, counts, block, stride)) != counts
-        ]
+        trials = [schedule.counts(schedule.moved(counts, block, stride), 1.0) for block in range(schedule.blocks)]
+        further = [after for after in trials if after != counts]
         if not further:
             break
-        known, spent = error(counts), macs(counts)
-        counts = min(further, key=lambda after: (error(after) - known) / max(spent - macs(after), 1))
+        known, spent = error(counts), cost(counts)
+        counts = min(further, key=lambda after: (error(after) - known) / max(spent - cost(after), 1))
     return counts
-
-
-def _removed(schedule: Schedule, counts: Counts, block: int, patches: int) -> Counts:
-    """The counts when a block removes some patches more."""
-    removals = schedule.removals(counts)
-    removals[block] += patches
-    return schedule.counts(removals, 1.0)
 
 
 def removing(patches: int, counts: Sequence[int]) -> list[int]:
@@ -111,16 +155,12 @@ def concentrate(schedule: Schedule, error: Error, fit: Fit, counts: Counts, most
     """Have at most so many blocks remove patches. One after the other leaves it to the rest, in proportion: the one
     that this costs the least error, which is infinite for what does not fit."""
     while len(blocks := removing(schedule.info.patches, counts)) > most:
-        trials = [fit(_without(schedule, counts, block)) for block in blocks]
+        trials = [fit(schedule.moved(counts, block - 1, -math.inf)) for block in blocks]
         fewer = [after for after in trials if len(removing(schedule.info.patches, after)) < len(blocks)]
         counts = min(fewer, key=error, default=counts)
         if not fewer or error(counts) == math.inf:
             raise BudgetError(f"Not enough patches can leave where so few blocks choose ({most}); allow more.")
     return counts
-
-
-def _without(schedule: Schedule, counts: Counts, layer: int) -> list[float]:
-    return [0.0 if block == layer - 1 else removal for block, removal in enumerate(schedule.removals(counts))]
 
 
 def improve(schedule: Schedule, error: Error, fit: Fit, best: Counts) -> Counts:
@@ -131,15 +171,9 @@ def improve(schedule: Schedule, error: Error, fit: Fit, best: Counts) -> Counts:
         size = float(max(schedule.multiple, round(move * schedule.info.patches)))
         for _ in range(SWEEPS):
             before = best
-            for block in range(schedule.blocks):
-                for change in (size, -size):
-                    best = min(best, _moved(schedule, fit, best, block, change), key=error)
+            for block, more in product(range(schedule.blocks), (size, -size)):
+                removals = schedule.moved(best, block, more)
+                best = min(best, fit(removals) if any(removals) else best, key=error)
             if best == before:
                 break
     return best
-
-
-def _moved(schedule: Schedule, fit: Fit, counts: Counts, block: int, change: float) -> Counts:
-    removals = schedule.removals(counts)
-    removals[block] = max(0.0, removals[block] + change)
-    return fit(removals) if any(removals) else counts

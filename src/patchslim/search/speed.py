@@ -1,8 +1,6 @@
 """A speed-up to reach on the device at hand: prices of a block's parts, a network to get them right, and plans timed as
 a whole until one is as fast as was asked."""
 
-from __future__ import annotations
-
 import math
 import warnings
 from collections.abc import Callable, Sequence
@@ -11,10 +9,8 @@ from typing import Any
 from patchslim.errors import BudgetError, PatchslimWarning
 from patchslim.macs import host_macs
 from patchslim.plan import SlimPlan
-from patchslim.search.cost import Find, Found, LatencyCost, MacCost
-from patchslim.search.draft import Draft
-from patchslim.search.schedule import Counts
-from patchslim.timing.prices import fit_prices, parts_of
+from patchslim.search.cost import Budget, Find, Found, LatencyCost, MacCost, fit_prices, parts_of
+from patchslim.search.schedule import Counts, Draft
 from patchslim.timing.stopwatch import Stopwatch
 
 CLOSE = 0.02  # a plan this close to the speed-up asked for is not corrected
@@ -25,20 +21,27 @@ ENDS = (0.8, 0.5, 0.25, 0.1)  # of the patches left at the end of the networks w
 Timer = Callable[[SlimPlan], dict[str, Any]]
 
 
-class SpeedBudget:
+class SpeedBudget(Budget):
     """A limit on the time of a plan: the host's over the speed-up asked for."""
 
-    def __init__(self, watch: Stopwatch, draft: Draft, speedup: float, method: str) -> None:
-        self.watch, self.draft, self.speedup, self.method = watch, draft, speedup, method
-        self.info, self.schedule = draft.info, draft.schedule()
-        self.report: dict[str, Any] = {}
-        self.cost = self._cost()
-        self._check_reachable()
+    cost: LatencyCost
+    ratio: float
 
-    @property
-    def ratio(self) -> float:
-        """The share of the host's time that a plan may take."""
-        return 1 / self.speedup
+    def __init__(self, watch: Stopwatch, draft: Draft, speedup: float, method: str) -> None:
+        """BudgetError, saying what can be reached, when the speed-up can't; the least network tells."""
+        self.watch, self.draft, self.speedup = watch, draft, speedup
+        self.info, self.schedule = draft.info, draft.schedule()
+        super().__init__(self._cost(1 / speedup), 1 / speedup)
+        least = draft.fewest()
+        if self.cost.share(least) < 0.9 * self.ratio:
+            return
+        share = self._share(least)
+        if share > self.ratio:
+            where = f"{watch.about['device']} (batch {watch.conditions.batch_size}, {watch.conditions.dtype})"
+            raise BudgetError(
+                f"{self.info.name} on {where} can't be made {speedup:g}× as fast by {method}; "
+                f"{math.floor(100 / share + 1e-6) / 100:.2f}× is the most."
+            )
 
     def meet(self, find: Find[Found], start: float | None = None, timer: Timer | None = None) -> tuple[SlimPlan, Found]:
         """What is found where the whole network, timed against the host, is as fast as was asked.
@@ -46,10 +49,11 @@ class SpeedBudget:
         Blocks add up to a network only roughly, so the ratio is corrected by what was missed.
         """
         best, timed = meet_speedup(find, timer or self.watch.whole, self.speedup, start)
-        self._report(best[0], timed)
+        self._tell(best[0], timed)
         return best
 
-    def _report(self, plan: SlimPlan, timed: dict[str, Any]) -> None:
+    def _tell(self, plan: SlimPlan, timed: dict[str, Any]) -> None:
+        """Report what the plan predicts, and warn where that is not what was asked."""
         conditions, predicted = self.watch.conditions, 1 / timed["share"]
         self.report = {
             "asked": self.speedup,
@@ -67,25 +71,25 @@ class SpeedBudget:
             "multiple": self.cost.multiple,
         }
         if predicted < self.speedup * (1 - FAR):
-            self._warn(f"The closest plan is {predicted:.2f}× as fast as the host, not {self.speedup:g}× as asked.")
+            missed = f"The closest plan is {predicted:.2f}× as fast as the host, not {self.speedup:g}× as asked."
+            warnings.warn(missed, PatchslimWarning, stacklevel=2)
         if timed["spread"] > FAR:
-            self._warn(
+            busy = (
                 f"Times of one model spread by {timed['spread']:.0%}: the machine is busy with something else, and the "
                 "speed-up that the plan predicts may be off."
             )
+            warnings.warn(busy, PatchslimWarning, stacklevel=2)
 
-    def _warn(self, sentence: str) -> None:
-        warnings.warn(sentence, PatchslimWarning, stacklevel=2)
-
-    def _cost(self) -> LatencyCost:
-        """Prices from timed blocks, made right for a whole network about as fast as asked."""
+    def _cost(self, ratio: float) -> LatencyCost:
+        """Prices from timed blocks, made right for a whole network about as fast as asked, by its MACs."""
         parts, times = [], []
         for counts in self._probes():
             parts += parts_of(self.info, self.draft.steps(counts, ()))
             times += self.watch.blocks(self.draft.sketch(counts))
         rest = self.watch.rest(self.draft.sketch(self.schedule.everything))
         rough = LatencyCost(self.draft, tuple(fit_prices(parts, times)), rest, self.watch.multiple())
-        near = self._near()
+        limit, macs = ratio * host_macs(self.info), MacCost(self.draft)
+        near = self.schedule.fit([1.0] * self.schedule.blocks, lambda counts: macs.of(counts) <= limit)
         return rough.right_for(near, self._share(near))
 
     def _probes(self) -> list[Counts]:
@@ -93,37 +97,12 @@ class SpeedBudget:
         schedule, patches = self.schedule, self.info.patches
         if not schedule.blocks:  # one block, of which only the prefix is read
             return [schedule.everything]
-        even = [schedule.counts([(1 - end) * patches / schedule.blocks] * schedule.blocks, 1.0) for end in ENDS]
-        sudden = []
-        for place in {0, schedule.blocks // 2}:
-            removals = [0.0] * schedule.blocks
-            removals[place] = patches / 2
-            sudden.append(schedule.counts(removals, 1.0))
-        return list(dict.fromkeys([*even, *sudden]))
-
-    def _near(self) -> Counts:
-        """A network about as fast as asked, by its MACs."""
-        limit, macs = self.ratio * host_macs(self.info), MacCost(self.draft)
-        return self.schedule.fit([1.0] * self.schedule.blocks, lambda counts: macs.of(counts) <= limit)
+        removals = [[(1 - end) * patches / schedule.blocks] * schedule.blocks for end in ENDS]
+        removals += [schedule.moved(schedule.everything, place, patches / 2) for place in {0, schedule.blocks // 2}]
+        return list(dict.fromkeys(schedule.counts(own, 1.0) for own in removals))
 
     def _share(self, counts: Counts) -> float:
         return float(self.watch.whole(self.draft.sketch(counts))["share"])
-
-    def _check_reachable(self) -> None:
-        """Raise BudgetError, saying what can be reached, when the speed-up can't; the least network tells."""
-        least = self.draft.fewest()
-        if self.cost.share(least) < 0.9 * self.ratio:
-            return
-        share = self._share(least)
-        if share > self.ratio:
-            raise BudgetError(
-                f"{self._case()} can't be made {self.speedup:g}× as fast by {self.method}; "
-                f"{math.floor(100 / share + 1e-6) / 100:.2f}× is the most."
-            )
-
-    def _case(self) -> str:
-        conditions, device = self.watch.conditions, self.watch.about["device"]
-        return f"{self.info.name} on {device} (batch {conditions.batch_size}, {conditions.dtype})"
 
 
 def meet_speedup(
@@ -134,18 +113,18 @@ def meet_speedup(
     `find` begins at the share `start`, else at 1 / speedup; the share is then corrected by what was missed.
     """
     wanted = 1 / speedup
-    ratio, ratios = wanted if start is None else start, list[float]()
+    ratios, shares = [wanted if start is None else start], list[float]()
     tried: list[tuple[float, dict[str, Any], tuple[SlimPlan, Found]]] = []
     for _ in range(ROUNDS):
-        plan, found = find(ratio)
+        plan, found = find(ratios[-1])
         timed = timer(plan)
         missed = abs(speedup * timed["share"] - 1)
         known = any(plan == other for _, _, (other, _) in tried)
         tried.append((missed, timed, (plan, found)))
         if missed <= CLOSE or known:
             break
-        ratios.append(ratio)
-        ratio = next_guess(ratios, [one[1]["share"] for one in tried], wanted)
+        shares.append(timed["share"])
+        ratios.append(next_guess(ratios, shares, wanted))
     _, timed, best = min(tried, key=lambda one: one[0])
     return best, timed
 

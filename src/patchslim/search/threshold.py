@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from patchslim.evidence.features import Features
 from patchslim.hosts import Host
-from patchslim.macs import macs_of_image
+from patchslim.macs import steps_macs
 from patchslim.plan import SlimPlan
 from patchslim.slim import slim_blocks
 from patchslim.steps import Step
@@ -72,7 +72,7 @@ def _at_scale(host: Host, features: Features, plan: SlimPlan, parts: Mapping[int
         steps.append(step)
         states = [block.run(state) for state in states]
         kept.append([number for state in states for number in state.counts(prefix)])
-    macs = [macs_of_image(host.info, steps, counts) for counts in zip(*kept, strict=True)]
+    macs = [steps_macs(host.info, steps, counts) for counts in zip(*kept, strict=True)]
     return plan.with_(steps=steps, average_macs=round(sum(macs) / len(macs)))
 
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from patchslim.hosts import Host, open_slim
-from patchslim.macs import macs_of_image, plan_macs
+from patchslim.macs import plan_macs, steps_macs
 from patchslim.plan import SlimPlan
 from patchslim.slim.block import SlimBlock, State
 
@@ -48,7 +48,7 @@ def image_macs(slim: nn.Module, images: Tensor) -> Tensor:
 def macs_of_states(host: Host, plan: SlimPlan, states: list[State]) -> Tensor:
     """MACs of each image of a batch, from what left each block: (B,) of integers."""
     counts = zip(*(state.counts(host.info.prefix_tokens) for state in states), strict=True)
-    return torch.tensor([macs_of_image(host.info, plan.steps, own) for own in counts])
+    return torch.tensor([steps_macs(host.info, plan.steps, own) for own in counts])
 
 
 def _opened(slim: Any) -> tuple[Host, SlimPlan]:

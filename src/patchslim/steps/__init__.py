@@ -3,8 +3,8 @@
 from importlib import import_module
 from pkgutil import iter_modules
 
-from patchslim.steps.base import KINDS, Choice, Seen, Step, read_step, register_step
-from patchslim.steps.counting import Work
+from patchslim.steps.base import KINDS, Step, Work, read_step, register_step
+from patchslim.steps.reference import Choice, Seen
 from patchslim.steps.tokens import Tokens
 
 for _module in iter_modules(__path__):

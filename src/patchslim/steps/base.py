@@ -4,21 +4,34 @@ A kind of step is one file in this folder. It owns the step's JSON, the module t
 full-shape reference. Nothing else in patchslim asks which kind a step is.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor, nn
 
-from patchslim.hosts import Host, HostInfo, Incoming
+from patchslim.hosts import BlockShape, HostInfo, Incoming
 from patchslim.kernels.attention import Mix
-from patchslim.steps.counting import Work
+from patchslim.steps.reference import Choice, Seen
 from patchslim.steps.tokens import Tokens
 
-Count = int
+
+class Work(NamedTuple):
+    """What one block computes: numbers of tokens, prefix included, and the MACs of choosing and merging."""
+
+    keys: int  # tokens that give keys and values
+    queries: int  # tokens that attend
+    fed: int  # tokens that pass the MLP
+    choice: int = 0  # MACs of choosing patches and of merging them
+
+    def macs(self, shape: BlockShape) -> int:
+        """MACs of the block (paper, "Computation Efficiency"): projections, two products of attention, the MLP.
+
+        One multiply-add counts as one; only matrix products count.
+        """
+        projection = shape.width * shape.attention_width
+        attention = 2 * self.queries * self.keys * shape.attention_width
+        return 2 * (self.keys + self.queries) * projection + attention + self.fed * shape.mlp_macs + self.choice
 
 
 class Step(BaseModel):
@@ -32,23 +45,9 @@ class Step(BaseModel):
     takes_sizes: ClassVar[bool] = True  # can take tokens that stand for several patches
     exact: ClassVar[bool] = True  # what a token stands for is known patch by patch
     placed: ClassVar[bool] = True  # afterwards it is known where each patch token sits
+    halfway: ClassVar[bool] = False  # every token attends, and those that stay pass the MLP
 
     kind: str
-
-    def kept(self, entering: int) -> int:
-        """Patches that the block computes, of those that enter."""
-        return entering
-
-    def leaving(self, entering: int) -> int:
-        """Patches that the next block sees."""
-        return self.kept(entering)
-
-    def bounds(self, least: int, most: int) -> tuple[int, int]:
-        """The fewest and the most patches that images have afterwards, by those that they have before."""
-        return self.leaving(least), self.leaving(most)
-
-    def check(self, entering: int) -> None:
-        """Raise ValueError, in words that follow `block 3`, when the step can't be done."""
 
     @property
     def sizes(self) -> bool:
@@ -65,19 +64,34 @@ class Step(BaseModel):
         """Whether the step can be done where images have different numbers of patches."""
         return not self.rectangular
 
-    def work(self, info: HostInfo, layer: int, entering: int) -> Work:
-        """What block `layer` (from 1) computes."""
-        tokens, n = info.prefix_tokens + entering, info.prefix_tokens + self.kept(entering)
-        return Work(tokens, n, n)
+    def kept(self, entering: int) -> int:
+        """Patches that the block computes, of those that enter."""
+        return entering
 
-    def macs(self, info: HostInfo, layer: int, entering: int) -> int:
-        """MACs of block `layer` (from 1), choosing and merging included."""
-        return self.work(info, layer, entering).macs(info.blocks[layer - 1])
+    def leaving(self, entering: int) -> int:
+        """Patches that the next block sees."""
+        return self.kept(entering)
 
-    def image_macs(self, info: HostInfo, layer: int, entering: int, kept: int) -> int:
-        """The same for one image of which `kept` patches stay, where images differ."""
-        tokens, n = info.prefix_tokens + entering, info.prefix_tokens + kept
-        return Work(tokens, n, n).macs(info.blocks[layer - 1])
+    def bounds(self, least: int, most: int) -> tuple[int, int]:
+        """The fewest and the most patches that images have afterwards, by those that they have before."""
+        return self.leaving(least), self.leaving(most)
+
+    def check(self, entering: int) -> None:
+        """Raise ValueError, in words that follow `block 3`, when the step can't be done."""
+
+    def choice_macs(self, info: HostInfo, layer: int, entering: int) -> int:
+        """MACs of choosing patches and of merging them."""
+        return 0
+
+    def work(self, info: HostInfo, layer: int, entering: int, kept: int | None = None) -> Work:
+        """What block `layer` (from 1) computes; `kept` are one image's patches where images differ."""
+        tokens = info.prefix_tokens + entering
+        n = info.prefix_tokens + (self.kept(entering) if kept is None else kept)
+        return Work(tokens, tokens if self.halfway else n, n, self.choice_macs(info, layer, entering))
+
+    def macs(self, info: HostInfo, layer: int, entering: int, kept: int | None = None) -> int:
+        """MACs of that, choosing and merging included."""
+        return self.work(info, layer, entering, kept).macs(info.blocks[layer - 1])
 
     def module(self, info: HostInfo, layer: int, entering: int) -> nn.Module:
         """What runs the step in block `layer` (from 1): maps (state, block) to state. What it learnt is its own."""
@@ -98,19 +112,31 @@ class Counted(Step):
         return self.n
 
     def check(self, entering: int) -> None:
-        """No more than enter, and something to choose from."""
+        """No more than enter."""
         if self.n > entering:
             raise ValueError(f"keeps {self.n} patches of {entering} that come in")
 
 
-def check_stays(n: int, entering: int, half: bool) -> None:
-    """Raise ValueError unless some patches stay; at least half of them, of two or more, where they pair."""
-    if n < 1:
-        raise ValueError("keeps no patch to merge into or to choose")
-    if half and entering < 2:
-        raise ValueError("has one patch, and that has none to pair with")
-    if half and n < entering // 2:
-        raise ValueError(f"keeps {n} of {entering} patches; pairs keep at least half")
+class Choosing(Counted):
+    """A step that keeps a given number of patches, at least one, and asks each image which, or what joins them."""
+
+    per_image: ClassVar[bool] = True
+    fewest: ClassVar[int] = 1  # tokens that stay at least
+
+    @property
+    def pairs(self) -> bool:
+        """Whether each patch that goes is one of a pair, so that at least half stay."""
+        return False
+
+    def check(self, entering: int) -> None:
+        """Some patches stay; at least half of them, of two or more, where they pair."""
+        super().check(entering)
+        if self.n < self.fewest:
+            raise ValueError("keeps no patch to merge into or to choose")
+        if self.pairs and entering < 2:
+            raise ValueError("has one patch, and that has none to pair with")
+        if self.pairs and self.n < entering // 2:
+            raise ValueError(f"keeps {self.n} of {entering} patches; pairs keep at least half")
 
 
 KINDS: dict[str, type[Step]] = {}
@@ -133,12 +159,32 @@ def read_step(data: Any) -> Step:
     return KINDS[kind].model_validate(data)
 
 
-class Reducing(nn.Module):
-    """Runs a step that decides first: queries from what `reduce` leaves, keys and values from all that came in."""
+def averaging_macs(shape: BlockShape, kept: int, gone: int) -> int:
+    """Averaging `gone` patches into some of `kept`: a 0/1 matrix times tokens, their weight, size and length."""
+    return kept * gone * (shape.width + 3)
 
-    def __init__(self, prefix: int) -> None:
+
+def class_attention_macs(info: HostInfo, shape: BlockShape, patches: int) -> int:
+    """The class token's own row of attention, where the head reads a class token."""
+    return (shape.width + info.prefix_tokens + patches) * shape.attention_width if info.reads_class else 0
+
+
+class Runner(nn.Module):
+    """Runs a step that keeps n patches: maps (state, block) to state. `part` names what it learnt, if anything."""
+
+    part: ClassVar[str | None] = None
+
+    def __init__(self, info: HostInfo, n: int) -> None:
         super().__init__()
-        self.prefix = prefix
+        self.n, self.prefix, self.reads_class = n, info.prefix_tokens, info.reads_class
+
+    def extra_repr(self) -> str:
+        """Shown by print(model)."""
+        return f"n={self.n}"
+
+
+class Reducing(Runner):
+    """Runs a step that decides first: queries from what `reduce` leaves, keys and values from all that came in."""
 
     def forward(self, state: Any, block: Any) -> Any:
         """State → state (paper, Eq. 2, with any tokens for queries)."""
@@ -151,72 +197,39 @@ class Reducing(nn.Module):
         """The tokens that take queries."""
         raise NotImplementedError
 
-    def class_attention(self, tokens: Tokens, incoming: Incoming, block: Any) -> Tensor:
-        """The class token's attention to the patches, mean 1: (B, t)."""
+    def class_attention(self, tokens: Tokens, incoming: Incoming, block: Any) -> Tensor | None:
+        """The class token's attention to the patches, mean 1: (B, t); None where the head reads no class token."""
+        if not self.reads_class:
+            return None
         attention: Tensor = block.math.class_attention(block, incoming, tokens.size)[:, self.prefix :]
         return attention * attention.shape[1]
 
 
-class Halfway(nn.Module):
+class Halfway(Runner):
     """Runs a step that decides between attention and MLP: every token attends, those that stay pass the MLP."""
-
-    def __init__(self, prefix: int) -> None:
-        super().__init__()
-        self.prefix = prefix
 
     def forward(self, tokens: Tokens, block: Any) -> Tokens:
         """(B, p + t, …) → (B, p + n, …)."""
+        attention = tokens.mix(tokens)
         seen: list[Tensor] = []
-        x = block.math.attend(block, tokens.x, self.mix(tokens.mix(tokens), seen))
+
+        def mix(q: Tensor, k: Tensor, v: Tensor, *, scale: float, dropout: float, fused: bool) -> Tensor:
+            mixed, read = self.attend(attention, q, k, v, scale=scale, dropout=dropout, fused=fused)
+            seen.append(read)
+            return mixed
+
+        x = block.math.attend(block, tokens.x, mix)
         kept = self.reduce(tokens._replace(x=x), seen[0])
         return kept._replace(x=block.math.feed(block, kept.x))
 
-    def mix(self, attention: Mix, seen: list[Tensor]) -> Mix:
-        """Attention as the method wants it; puts what the method reads of it into `seen`."""
+    def attend(self, attention: Mix, q: Tensor, k: Tensor, v: Tensor, **how: Any) -> tuple[Tensor, Tensor]:
+        """Attention as the step wants it, and what it goes by."""
+        return attention(q, k, v, **how), self.read(q, k, how["scale"])
+
+    def read(self, q: Tensor, k: Tensor, scale: float) -> Tensor:
+        """What the step goes by, from queries and keys (B, H, p + t, d_h)."""
         raise NotImplementedError
 
     def reduce(self, tokens: Tokens, seen: Tensor) -> Tokens:
         """The tokens that go on."""
         raise NotImplementedError
-
-
-class Choice(NamedTuple):
-    """What a step decides for one image."""
-
-    kept: list[int]  # input patches that are computed, in the order of the slim model's tokens
-    into: Mapping[int, int] = {}  # patch that goes → patch that it joins
-    weight: Mapping[int, float] = {}  # how much each counts in an average
-    stays: bool = False  # whether the others stay to be read
-
-
-@dataclass(frozen=True)
-class Seen:
-    """What a step sees of one image (or of a batch that all go the same way), at full shape."""
-
-    host: Host
-    layer: int  # from 1
-    x: Tensor  # (B, p + N, d), every patch in its own place
-    alive: list[int]  # patches that are still there, in the order of the slim model's tokens
-    size: list[float]  # of every input patch
-    own: nn.Module  # what the step owns
-    first: list[int]  # the plan's patches for this block, where it has an order
-
-    @property
-    def block(self) -> nn.Module:
-        """The host's block."""
-        return self.host.blocks[self.layer - 1]
-
-    def incoming(self) -> Incoming:
-        """What the block reads of the living patches."""
-        prefix = self.host.info.prefix_tokens
-        return self.host.math.read(self.block, self.x[:, [*range(prefix), *(prefix + patch for patch in self.alive)]])
-
-    def weights(self, incoming: Incoming) -> list[float]:
-        """How much the living patches count: by class attention, mean 1, where a class token is read, else by size."""
-        sizes = [self.size[patch] for patch in self.alive]
-        if not self.host.info.reads_class:
-            return sizes
-        prefix = self.host.info.prefix_tokens
-        every = self.x.new_tensor([[1.0] * prefix + sizes])
-        attention = self.host.math.class_attention(self.block, incoming, every)[0, prefix:] * len(self.alive)
-        return attention.tolist()

@@ -1,7 +1,5 @@
 """`dynamicvit`: before the block, a small predictor says which n patches stay (Rao et al., NeurIPS 2021)."""
 
-from __future__ import annotations
-
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -9,16 +7,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from patchslim.hosts import HostInfo
-from patchslim.steps.base import Counted, check_stays, register_step
-from patchslim.steps.counting import Work
+from patchslim.steps.base import Choosing, Runner, Work, register_step
 from patchslim.steps.tokens import Tokens, pick
 
 
 @register_step
-class DynamicViT(Counted):
+class DynamicViT(Choosing):
     """The n patches that the predictor is surest of stay; with `prefix_only` the block then computes no patch."""
 
-    per_image: ClassVar[bool] = True
     takes_sizes: ClassVar[bool] = False
     kind: Literal["dynamicvit"] = "dynamicvit"
     prefix_only: bool = False
@@ -27,15 +23,10 @@ class DynamicViT(Counted):
         """As the plan says."""
         return 0 if self.prefix_only else self.n
 
-    def check(self, entering: int) -> None:
-        """At least one stays."""
-        super().check(entering)
-        check_stays(self.n, entering, half=False)
-
-    def work(self, info: HostInfo, layer: int, entering: int) -> Work:
+    def work(self, info: HostInfo, layer: int, entering: int, kept: int | None = None) -> Work:
         """The predictor on all that come in; the block on those that stay."""
-        tokens, computed = info.prefix_tokens + self.n, info.prefix_tokens + self.kept(entering)
-        return Work(tokens, computed, computed, predictor_macs(info.width, entering))
+        choice = predictor_macs(info.width, entering)
+        return super().work(info, layer, entering, kept)._replace(keys=info.prefix_tokens + self.n, choice=choice)
 
     def module(self, info: HostInfo, layer: int, entering: int) -> nn.Module:
         """Chooses, then runs the block."""
@@ -75,14 +66,13 @@ def predictor_macs(width: int, patches: int) -> int:
     return patches * (width * width + width * half + half * quarter + 2 * quarter)
 
 
-class DynamicViTRunner(nn.Module):
+class DynamicViTRunner(Runner):
     """Patches really go before the block computes anything."""
 
-    part: ClassVar[str] = "predictor"  # what it learnt
+    part = "predictor"
 
     def __init__(self, step: DynamicViT, info: HostInfo) -> None:
-        super().__init__()
-        self.n, self.prefix = step.n, info.prefix_tokens
+        super().__init__(info, step.n)
         self.only = info.prefix_tokens if step.prefix_only else 0
         self.predictor = KeepPredictor(info.width).requires_grad_(False)
 
@@ -92,7 +82,3 @@ class DynamicViTRunner(nn.Module):
         kept = pick(tokens, rank[:, : self.n], self.prefix)
         x: Tensor = block.math.run(block, kept.x, self.only or kept.x.shape[1])
         return kept._replace(x=x)
-
-    def extra_repr(self) -> str:
-        """Shown by print(model)."""
-        return f"n={self.n}"

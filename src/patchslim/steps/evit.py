@@ -1,42 +1,34 @@
 """`evit`: the patches that the class token attends to most stay, the others fuse into one (Liang et al., ICLR 2022)."""
 
-from __future__ import annotations
-
 from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
 
 from patchslim.hosts import HostInfo
-from patchslim.kernels.attention import Mix
 from patchslim.kernels.match import take
-from patchslim.steps.base import Counted, Halfway, check_stays, register_step
-from patchslim.steps.counting import Work
-from patchslim.steps.tokens import Tokens, moved
+from patchslim.steps.base import Choosing, Halfway, register_step
+from patchslim.steps.tokens import Tokens, moved, places
 
 
 @register_step
-class EViT(Counted):
+class EViT(Choosing):
     """n tokens stay, the fused one among them."""
 
-    per_image: ClassVar[bool] = True
     takes_sizes: ClassVar[bool] = False
     placed: ClassVar[bool] = False
+    halfway: ClassVar[bool] = True
+    fewest: ClassVar[int] = 2  # a patch and the fused token
     kind: Literal["evit"] = "evit"
 
-    def check(self, entering: int) -> None:
-        """At least one patch and the fused token."""
-        super().check(entering)
-        check_stays(self.n - 1, entering, half=False)
-
-    def work(self, info: HostInfo, layer: int, entering: int) -> Work:
+    def choice_macs(self, info: HostInfo, layer: int, entering: int) -> int:
         """The class token's row of attention once more, and the fused token."""
-        tokens, n, shape = info.prefix_tokens + entering, info.prefix_tokens + self.n, info.blocks[layer - 1]
-        return Work(tokens, tokens, n, tokens * shape.attention_width + (tokens - n + 1) * shape.width)
+        tokens, shape = info.prefix_tokens + entering, info.blocks[layer - 1]
+        return tokens * shape.attention_width + (entering - self.n + 1) * shape.width
 
     def module(self, info: HostInfo, layer: int, entering: int) -> nn.Module:
         """Chooses between attention and MLP."""
-        return EViTRunner(self.n - 1, info.prefix_tokens)
+        return EViTRunner(info, self.n - 1)
 
 
 def choose(attention: Tensor, n: int) -> tuple[Tensor, Tensor]:
@@ -51,23 +43,13 @@ def fuse(patches: Tensor, attention: Tensor, others: Tensor) -> Tensor:
 
 
 class EViTRunner(Halfway):
-    """The attentive patches and one fused token."""
+    """The n most attentive patches and one fused token."""
 
-    def __init__(self, n: int, prefix: int) -> None:
-        """n: patches kept, the fused one not counted."""
-        super().__init__(prefix)
-        self.n = n
-
-    def mix(self, attention: Mix, seen: list[Tensor]) -> Mix:
-        """Fused attention for all, and the class token's own row, averaged over heads: (B, p + t)."""
-
-        def look(q: Tensor, k: Tensor, v: Tensor, *, scale: float, dropout: float, fused: bool) -> Tensor:
-            row = q[:, :, :1] * scale @ k.transpose(-2, -1)
-            row = row.to(torch.promote_types(row.dtype, torch.float32)).softmax(dim=-1)
-            seen.append(row[:, :, 0].mean(dim=1))
-            return attention(q, k, v, scale=scale, dropout=dropout, fused=fused)
-
-        return look
+    def read(self, q: Tensor, k: Tensor, scale: float) -> Tensor:
+        """The class token's own row of attention, averaged over heads: (B, p + t)."""
+        row = q[:, :, :1] * scale @ k.transpose(-2, -1)
+        row = row.to(torch.promote_types(row.dtype, torch.float32)).softmax(dim=-1)
+        return row[:, :, 0].mean(dim=1)
 
     def reduce(self, tokens: Tokens, seen: Tensor) -> Tokens:
         """(B, p + t, d) → (B, p + n + 1, d), the fused token last."""
@@ -75,11 +57,5 @@ class EViTRunner(Halfway):
         kept, others = choose(attention, self.n)
         parts = [tokens.x[:, : self.prefix], take(patches, kept), fuse(patches, attention, others)]
         owner = tokens.owner
-        if owner is not None:
-            fused = torch.full(attention.shape, self.n, device=kept.device)
-            owner = moved(owner, fused.scatter(1, kept, torch.arange(self.n, device=kept.device).expand_as(kept)))
+        owner = None if owner is None else moved(owner, places(kept, attention.shape[1], others=self.n))
         return Tokens(torch.cat(parts, dim=1), owner=owner)
-
-    def extra_repr(self) -> str:
-        """Shown by print(model)."""
-        return f"n={self.n}"

@@ -1,13 +1,12 @@
 """`keep`: the block computes everything that comes in."""
 
-from __future__ import annotations
-
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from torch import nn
 
 from patchslim.hosts import HostInfo
-from patchslim.steps.base import Choice, Seen, Step, register_step
+from patchslim.steps.base import Step, register_step
+from patchslim.steps.reference import Choice, Seen
 from patchslim.steps.tokens import Tokens
 
 
@@ -15,12 +14,8 @@ from patchslim.steps.tokens import Tokens
 class Keep(Step):
     """Nothing is removed."""
 
+    packs: ClassVar[bool] = True
     kind: Literal["keep"] = "keep"
-
-    @property
-    def packs(self) -> bool:
-        """Whatever comes in."""
-        return True
 
     def module(self, info: HostInfo, layer: int, entering: int) -> nn.Module:
         """The block as the host has it."""

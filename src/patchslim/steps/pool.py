@@ -1,7 +1,5 @@
 """`pool`: after the block, patches are max-pooled along their sequence (HVT, Pan et al., ICCV 2021)."""
 
-from __future__ import annotations
-
 from typing import Any, ClassVar, Literal
 
 import torch

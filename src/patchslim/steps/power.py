@@ -1,40 +1,27 @@
 """`power`: the n patches that receive the most attention stay (PoWER, Goyal et al., ICML 2020)."""
 
-from __future__ import annotations
-
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from patchslim.hosts import HostInfo
 from patchslim.kernels.attention import Mix
-from patchslim.steps.base import Counted, Halfway, check_stays, register_step
-from patchslim.steps.counting import Work
+from patchslim.steps.base import Choosing, Halfway, register_step
 from patchslim.steps.tokens import Tokens, pick
 
 
 @register_step
-class Power(Counted):
+class Power(Choosing):
     """The most significant patches stay, the others leave."""
 
-    per_image: ClassVar[bool] = True
     takes_sizes: ClassVar[bool] = False
+    halfway: ClassVar[bool] = True  # reading the map costs additions only
     kind: Literal["power"] = "power"
-
-    def check(self, entering: int) -> None:
-        """At least one stays."""
-        super().check(entering)
-        check_stays(self.n, entering, half=False)
-
-    def work(self, info: HostInfo, layer: int, entering: int) -> Work:
-        """Every token attends; reading the map costs additions only."""
-        tokens = info.prefix_tokens + entering
-        return Work(tokens, tokens, info.prefix_tokens + self.n)
 
     def module(self, info: HostInfo, layer: int, entering: int) -> nn.Module:
         """Chooses between attention and MLP."""
-        return PowerRunner(self.n, info.prefix_tokens)
+        return PowerRunner(info, self.n)
 
 
 def significance(maps: Tensor, rows: Tensor | None = None) -> Tensor:
@@ -50,25 +37,12 @@ def significance(maps: Tensor, rows: Tensor | None = None) -> Tensor:
 class PowerRunner(Halfway):
     """The whole map is read, so attention can't be fused here."""
 
-    def __init__(self, n: int, prefix: int) -> None:
-        super().__init__(prefix)
-        self.n = n
-
-    def mix(self, attention: Mix, seen: list[Tensor]) -> Mix:
-        """Attention with its map at hand."""
-
-        def look(q: Tensor, k: Tensor, v: Tensor, *, scale: float, dropout: float, fused: bool) -> Tensor:
-            rows = (q * scale @ k.transpose(-2, -1)).softmax(dim=-1)
-            seen.append(significance(rows))
-            return F.dropout(rows, dropout) @ v
-
-        return look
+    def attend(self, attention: Mix, q: Tensor, k: Tensor, v: Tensor, **how: Any) -> tuple[Tensor, Tensor]:
+        """Attention with its map at hand, and the significance of every token (B, p + t)."""
+        rows = (q * how["scale"] @ k.transpose(-2, -1)).softmax(dim=-1)
+        return F.dropout(rows, how["dropout"]) @ v, significance(rows)
 
     def reduce(self, tokens: Tokens, seen: Tensor) -> Tokens:
         """(B, p + t, d) → (B, p + n, d)."""
         rank = seen[:, self.prefix :].float().argsort(dim=1, descending=True)
         return pick(tokens, rank[:, : self.n], self.prefix)
-
-    def extra_repr(self) -> str:
-        """Shown by print(model)."""
-        return f"n={self.n}"

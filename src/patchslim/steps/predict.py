@@ -1,37 +1,33 @@
 """`predict`: the block's module G says which patches matter; the others leave, or merge where that moves little."""
 
-from __future__ import annotations
-
 import math
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 from pydantic import Field
 from torch import Tensor, nn
 
 from patchslim.hosts import HostInfo, Incoming
-from patchslim.kernels.match import TINY, unit_keys
-from patchslim.kernels.merge import merge_pairs
-from patchslim.steps.base import Choice, Counted, Reducing, Seen, check_stays, register_step
-from patchslim.steps.counting import Work, averaging_macs, pairing_macs
-from patchslim.steps.pairs import join_pairs
-from patchslim.steps.selector import SelectorKind, as_fp32, make_selector, selector_macs
+from patchslim.kernels.match import TINY, pairs_by_keys, unit_keys
+from patchslim.kernels.merge import merge
+from patchslim.steps.base import Choosing, Reducing, averaging_macs, class_attention_macs, register_step
+from patchslim.steps.reference import Choice, Seen, join_pairs
+from patchslim.steps.selector import SelectorKind, as_fp32, make_selector, selector_macs, told
 from patchslim.steps.tokens import Tokens, merged_tokens, pick
 
 
 @register_step
-class Predict(Counted):
+class Predict(Choosing):
     """n of each image's own patches, those that G ranks first."""
 
-    per_image: ClassVar[bool] = True
     kind: Literal["predict"] = "predict"
     merge: bool = False
     selector: SelectorKind = "mlp"
     hidden: int = Field(default=0, ge=0)  # width of G's hidden layer, where there is one
 
-    def check(self, entering: int) -> None:
-        """At least one stays; at least half where the others merge."""
-        super().check(entering)
-        check_stays(self.n, entering, half=self.merge)
+    @property
+    def pairs(self) -> bool:
+        """Where the others merge."""
+        return self.merge
 
     @property
     def sizes(self) -> bool:
@@ -43,13 +39,14 @@ class Predict(Counted):
         """The paper's G has a weight for every patch position."""
         return self.selector == "pool"
 
-    def work(self, info: HostInfo, layer: int, entering: int) -> Work:
-        """G on all that come in; pairs and averages where the others merge."""
-        gone, shape = entering - self.n, info.blocks[layer - 1]
-        choice = selector_macs(info, self.selector, self.hidden, entering)
+    def choice_macs(self, info: HostInfo, layer: int, entering: int) -> int:
+        """G on all that come in; where the others merge, likeness of every second patch to the others, and averages."""
+        choice, shape = selector_macs(info, self.selector, self.hidden, entering), info.blocks[layer - 1]
         if self.merge:
-            choice += pairing_macs(info, shape, entering) + averaging_macs(shape, entering // 2, gone)
-        return super().work(info, layer, entering)._replace(choice=choice)
+            choice += (entering + 1) // 2 * (entering // 2) * shape.attention_width
+            choice += class_attention_macs(info, shape, entering)
+            choice += averaging_macs(shape, entering // 2, entering - self.n)
+        return choice
 
     def module(self, info: HostInfo, layer: int, entering: int) -> nn.Module:
         """Asks G, then runs the block."""
@@ -57,22 +54,18 @@ class Predict(Counted):
 
     def reference(self, seen: Seen) -> Choice:
         """The best by G's word, or pairs by plain loops."""
-        incoming, prefix = seen.incoming(), seen.host.info.prefix_tokens
-        selector: Any = seen.own.selector
-        score = selector(incoming.y[:, prefix:], seen.x.new_tensor([seen.alive]).long())[0].tolist()
+        incoming, info = seen.incoming(), seen.host.info
+        score = told(seen, incoming)
         if not self.merge:
-            ranked = sorted(range(len(score)), key=lambda place: -score[place])
-            return Choice([seen.alive[place] for place in ranked[: self.n]])
-        weights = seen.weights(incoming)
-        keys = unit_keys(incoming.k, prefix)[0]
-        attended = weights if seen.host.info.reads_class else None
-        kept, into = join_pairs(
-            seen.alive,
-            lambda i, j: float(keys[i] @ keys[j]),
-            _matter(score, attended),
-            len(seen.alive) - self.n,
-        )
-        return Choice(kept, into, dict(zip(seen.alive, weights, strict=True)))
+            return Choice(sorted(seen.alive, key=lambda patch: -score[patch])[: self.n])
+        weights, keys = seen.weights(incoming), unit_keys(incoming.k, info.prefix_tokens)[0]
+        matter = _matter(list(score.values()), list(weights.values()) if info.reads_class else None)
+
+        def near(i: int, j: int) -> float:
+            return float(keys[i] @ keys[j])
+
+        kept, into = join_pairs(seen.alive, near, matter, len(seen.alive) - self.n)
+        return Choice(kept, into, weights)
 
 
 def _matter(score: list[float], attended: list[float] | None) -> list[float]:
@@ -87,11 +80,11 @@ def _matter(score: list[float], attended: list[float] | None) -> list[float]:
 class PredictRunner(Reducing):
     """Patches with the largest log ŝ stay; or pairs of least weight times distance become one."""
 
-    part: ClassVar[str] = "selector"  # what it learnt
+    part = "selector"
 
     def __init__(self, step: Predict, info: HostInfo) -> None:
-        super().__init__(info.prefix_tokens)
-        self.n, self.merge, self.weighed, self.tracks = step.n, step.merge, info.reads_class, step.tracks
+        super().__init__(info, step.n)
+        self.merge, self.tracks = step.merge, step.tracks
         self.selector = make_selector(info, step.selector, step.hidden)
 
     def reduce(self, state: Any, incoming: Incoming, block: Any) -> Tokens:
@@ -100,14 +93,9 @@ class PredictRunner(Reducing):
         if not self.merge:
             # Not a sort: compilers make a kernel for every length of one, and that takes them minutes.
             return pick(state, score.topk(self.n, dim=1).indices, self.prefix)
-        importance = self.class_attention(state, incoming, block) if self.weighed else None
-        weight = weigh(score, importance)
-        merged = merge_pairs(state.x, state.size, incoming.k, self.n, self.prefix, importance, weight)
-        return merged_tokens(state, merged)
-
-    def extra_repr(self) -> str:
-        """Shown by print(model)."""
-        return f"n={self.n}"
+        importance = self.class_attention(state, incoming, block)
+        found = pairs_by_keys(incoming.k, self.n, self.prefix, weigh(score, importance))
+        return merged_tokens(state, merge(state.x, state.size, found, self.prefix, importance))
 
 
 def weigh(score: Tensor, importance: Tensor | None) -> Tensor:

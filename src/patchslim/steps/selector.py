@@ -3,16 +3,15 @@
 All kinds read the normalised input y = LN1(Z_{l-1}), which the block computes anyway.
 """
 
-from __future__ import annotations
-
 import math
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from patchslim.hosts import HostInfo
+from patchslim.hosts import HostInfo, Incoming
+from patchslim.steps.reference import Seen
 
 SelectorKind = Literal["context", "mlp", "pool"]
 HIDDEN = 12  # the MLP's hidden layer is this many times narrower than the host: at most 1/144 of its MACs
@@ -100,6 +99,14 @@ def selector_macs(info: HostInfo, kind: SelectorKind, hidden: int, patches: int)
         return info.patches**2
     rows = patches + 1 if kind == "context" else patches  # the average patch is one more row
     return rows * info.width * hidden + patches * hidden
+
+
+def told(seen: Seen, incoming: Incoming) -> dict[int, float]:
+    """What a step's own G says of each living patch of one image, for the masked reference."""
+    selector: Any = seen.own.selector
+    y = incoming.y[:, seen.host.info.prefix_tokens :]
+    score = selector(y, seen.x.new_tensor([seen.alive]).long())[0].tolist()
+    return dict(zip(seen.alive, score, strict=True))
 
 
 def as_fp32(score: Tensor) -> Tensor:

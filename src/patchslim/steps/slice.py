@@ -4,14 +4,13 @@ Patches are sorted once, at the entrance, by how long they stay. So every block'
 a slice: no index tensor in the graph, nothing for a compiler or an exporter to trip over.
 """
 
-from __future__ import annotations
-
 from typing import Any, ClassVar, Literal
 
 from torch import nn
 
 from patchslim.hosts import HostInfo, Incoming
-from patchslim.steps.base import Choice, Counted, Reducing, Seen, register_step
+from patchslim.steps.base import Counted, Reducing, register_step
+from patchslim.steps.reference import Choice, Seen
 from patchslim.steps.tokens import Tokens, first
 
 
@@ -29,7 +28,7 @@ class Slice(Counted):
 
     def module(self, info: HostInfo, layer: int, entering: int) -> nn.Module:
         """Takes a slice, then runs the block."""
-        return SliceRunner(self.n, info.prefix_tokens)
+        return SliceRunner(info, self.n)
 
     def reference(self, seen: Seen) -> Choice:
         """The plan's own patches."""
@@ -38,10 +37,6 @@ class Slice(Counted):
 
 class SliceRunner(Reducing):
     """Queries from the first tokens, keys and values from all (paper, Eq. 2)."""
-
-    def __init__(self, n: int, prefix: int) -> None:
-        super().__init__(prefix)
-        self.n = n
 
     def forward(self, state: Any, block: Any) -> Any:
         """(B, p + t, …) → (B, p + n, …)."""
@@ -55,7 +50,3 @@ class SliceRunner(Reducing):
         if isinstance(state, Tokens):
             return first(state, self.n, self.prefix)
         return state.only_prefix(self.prefix)
-
-    def extra_repr(self) -> str:
-        """Shown by print(model)."""
-        return f"n={self.n}"

@@ -1,7 +1,5 @@
 """`threshold`: patches that G scores above t stay, so images keep different numbers and the batch runs packed."""
 
-from __future__ import annotations
-
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -9,20 +7,19 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from patchslim.hosts import HostInfo, Incoming
-from patchslim.steps.base import Choice, Counted, Reducing, Seen, check_stays, register_step
-from patchslim.steps.counting import Work
+from patchslim.steps.base import Choosing, Reducing, register_step
 from patchslim.steps.packed import Packed
-from patchslim.steps.selector import SelectorKind, as_fp32, make_selector, selector_macs
+from patchslim.steps.reference import Choice, Seen
+from patchslim.steps.selector import SelectorKind, as_fp32, make_selector, selector_macs, told
 
 
 @register_step
-class Threshold(Counted):
+class Threshold(Choosing):
     """Patches with log ŝ above `above`, and at least the best `least` of every image; n on average.
 
     Without `above` exactly the best `least` stay: where the head reads patches, all images have to end alike.
     """
 
-    per_image: ClassVar[bool] = True
     rectangular: ClassVar[bool] = False
     kind: Literal["threshold"] = "threshold"
     above: float | None = Field(default=None, allow_inf_nan=False)
@@ -30,24 +27,12 @@ class Threshold(Counted):
     selector: SelectorKind = "mlp"
     hidden: int = Field(default=0, ge=0)
 
-    def check(self, entering: int) -> None:
-        """At least one stays."""
-        super().check(entering)
-        check_stays(self.n, entering, half=False)
-
     def bounds(self, least: int, most: int) -> tuple[int, int]:
         """An image may keep all it has, unless only the best are asked for."""
         return min(self.least, least), most if self.above is not None else min(self.least, most)
 
-    def work(self, info: HostInfo, layer: int, entering: int) -> Work:
-        """About the average image."""
-        return super().work(info, layer, entering)._replace(choice=self._asking(info, entering))
-
-    def image_macs(self, info: HostInfo, layer: int, entering: int, kept: int) -> int:
+    def choice_macs(self, info: HostInfo, layer: int, entering: int) -> int:
         """G runs where there is a choice, also for an image that turns out to keep all it has."""
-        return super().image_macs(info, layer, entering, kept) + self._asking(info, entering)
-
-    def _asking(self, info: HostInfo, entering: int) -> int:
         return selector_macs(info, self.selector, self.hidden, entering) if entering > self.least else 0
 
     def module(self, info: HostInfo, layer: int, entering: int) -> nn.Module:
@@ -56,22 +41,19 @@ class Threshold(Counted):
 
     def reference(self, seen: Seen) -> Choice:
         """Those past the threshold, and at least the best few."""
-        incoming, prefix = seen.incoming(), seen.host.info.prefix_tokens
-        selector: Any = seen.own.selector
-        score = selector(incoming.y[:, prefix:], seen.x.new_tensor([seen.alive]).long())[0].tolist()
-        by_patch = dict(zip(seen.alive, score, strict=True))
-        best = sorted(by_patch, key=lambda patch: -by_patch[patch])[: self.least]
-        past = [] if self.above is None else [patch for patch in seen.alive if by_patch[patch] > self.above]
+        score = told(seen, seen.incoming())
+        best = sorted(score, key=lambda patch: -score[patch])[: self.least]
+        past = [] if self.above is None else [patch for patch in score if score[patch] > self.above]
         return Choice(sorted({*past, *best}))
 
 
 class ThresholdRunner(Reducing):
     """Which tokens stay is decided on a grid of images by patches."""
 
-    part: ClassVar[str] = "selector"  # what it learnt
+    part = "selector"
 
     def __init__(self, step: Threshold, info: HostInfo) -> None:
-        super().__init__(info.prefix_tokens)
+        super().__init__(info, step.n)
         self.above = float("inf") if step.above is None else step.above
         self.least = step.least
         self.selector = make_selector(info, step.selector, step.hidden)

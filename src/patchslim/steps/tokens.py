@@ -1,7 +1,5 @@
 """What passes from one slim block to the next where a plain tensor is not enough."""
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import torch
@@ -26,7 +24,7 @@ class Tokens(NamedTuple):
     place: Tensor | None = None  # (B, n): the input patch at which each patch token sits
     normed: Tensor | None = None  # (B, p + n, d): LN1 of x in this block, where it came for nothing
 
-    def mix(self, kept: Tokens) -> Mix:
+    def mix(self, kept: "Tokens") -> Mix:
         """Attention of some kept tokens to these: a token that stands for s patches counts s times."""
         return plain if self.size is None else sized(self.size)
 
@@ -61,9 +59,9 @@ def moved(owner: Tensor | None, to: Tensor) -> Tensor | None:
     return torch.cat([to, nowhere], dim=1).gather(1, torch.where(owner < 0, to.shape[1], owner)).to(owner.dtype)
 
 
-def places(keep: Tensor, t: int) -> Tensor:
-    """Where each of t patches goes when some are kept: keep (B, n) → (B, t), NOBODY where it leaves."""
-    to = torch.full((keep.shape[0], t), NOBODY, device=keep.device)
+def places(keep: Tensor, t: int, others: int = NOBODY) -> Tensor:
+    """Where each of t patches goes when some are kept, and all others go to one place: keep (B, n) → (B, t)."""
+    to = torch.full((keep.shape[0], t), others, device=keep.device)
     return to.scatter(1, keep, torch.arange(keep.shape[1], device=keep.device).expand_as(keep))
 
 
@@ -90,5 +88,5 @@ def merged_tokens(tokens: Tokens, merged: Merged) -> Tokens:
     """Tokens after a merge; what they stand for is worked out only where it is tracked."""
     if tokens.owner is None:
         return Tokens(merged.x, merged.size, normed=merged.normed)
-    place = None if tokens.place is None else take(tokens.place, merged.keep)
-    return Tokens(merged.x, merged.size, moved(tokens.owner, merged.to), place, merged.normed)
+    place = None if tokens.place is None else take(tokens.place, merged.found.keep)
+    return Tokens(merged.x, merged.size, moved(tokens.owner, merged.found.to), place, merged.normed)

@@ -1,7 +1,5 @@
 """`tome`: r tokens merge between attention and MLP, by bipartite soft matching on keys (Bolya et al., ICLR 2023)."""
 
-from __future__ import annotations
-
 import math
 from typing import ClassVar, Literal, NamedTuple
 
@@ -11,10 +9,8 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from patchslim.hosts import HostInfo
-from patchslim.kernels.attention import Mix
 from patchslim.kernels.match import take
 from patchslim.steps.base import Halfway, Step, register_step
-from patchslim.steps.counting import Work
 from patchslim.steps.tokens import Tokens, moved
 
 
@@ -29,6 +25,8 @@ class ToMe(Step):
 
     per_image: ClassVar[bool] = True
     placed: ClassVar[bool] = False
+    halfway: ClassVar[bool] = True
+    sizes: ClassVar[bool] = True
     kind: Literal["tome"] = "tome"
     r: int = Field(ge=1)
 
@@ -41,21 +39,14 @@ class ToMe(Step):
         if self.r > most_pairs(entering):
             raise ValueError(f"merges {self.r} of {entering} patches; at most half can")
 
-    @property
-    def sizes(self) -> bool:
-        """Merged tokens stand for several patches."""
-        return True
-
-    def work(self, info: HostInfo, layer: int, entering: int) -> Work:
+    def choice_macs(self, info: HostInfo, layer: int, entering: int) -> int:
         """Similarity of even to odd tokens over one head's width."""
         tokens = info.prefix_tokens + entering
-        pairs = (tokens + 1) // 2 * (tokens // 2)
-        choice = pairs * (info.blocks[layer - 1].attention_width // info.heads)
-        return Work(tokens, tokens, tokens - self.r, choice)
+        return (tokens + 1) // 2 * (tokens // 2) * (info.blocks[layer - 1].attention_width // info.heads)
 
     def module(self, info: HostInfo, layer: int, entering: int) -> nn.Module:
         """Merges between attention and MLP."""
-        return ToMeRunner(self.r, info.prefix_tokens)
+        return ToMeRunner(info, self.kept(entering))
 
 
 class Pairs(NamedTuple):
@@ -109,32 +100,19 @@ def goes_to(pairs: Pairs, tokens: int, prefix: int) -> Tensor:
 
 
 class ToMeRunner(Halfway):
-    """The keys, averaged over heads, are what tokens are compared by."""
+    """Attention is proportional; the keys, averaged over heads, are what tokens are compared by."""
 
-    def __init__(self, r: int, prefix: int) -> None:
-        super().__init__(prefix)
-        self.r = r
-
-    def mix(self, attention: Mix, seen: list[Tensor]) -> Mix:
-        """Proportional attention; `seen` gets the mean key, (B, p + t, d_h)."""
-
-        def look(q: Tensor, k: Tensor, v: Tensor, *, scale: float, dropout: float, fused: bool) -> Tensor:
-            seen.append(k.mean(dim=1))
-            return attention(q, k, v, scale=scale, dropout=dropout, fused=fused)
-
-        return look
+    def read(self, q: Tensor, k: Tensor, scale: float) -> Tensor:
+        """The mean key of every token: (B, p + t, d_h)."""
+        return k.mean(dim=1)
 
     def reduce(self, tokens: Tokens, seen: Tensor) -> Tokens:
-        """(B, p + t, d) → (B, p + t - r, d)."""
-        x = tokens.x
+        """(B, p + t, d) → (B, p + n, d)."""
+        x, r = tokens.x, tokens.x.shape[1] - self.prefix - self.n
         size = torch.ones_like(x[..., 0]) if tokens.size is None else tokens.size
         with torch.no_grad():  # which tokens merge is a choice, and has no derivative
-            pairs = match(seen.detach(), self.r, self.prefix)
+            pairs = match(seen.detach(), r, self.prefix)
         total = joined(size[..., None], pairs, self.prefix)
         owner = tokens.owner
         owner = None if owner is None else moved(owner, goes_to(pairs, x.shape[1], self.prefix))
         return Tokens(joined(x * size[..., None], pairs, self.prefix) / total, total[..., 0], owner)
-
-    def extra_repr(self) -> str:
-        """Shown by print(model)."""
-        return f"r={self.r}"

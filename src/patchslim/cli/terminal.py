@@ -1,46 +1,64 @@
-"""A search and a recovery as seen on a terminal."""
+"""What a person sees: results, notes, and how a search, a recovery and a comparison go on."""
 
-from __future__ import annotations
-
-from collections.abc import Callable, Iterator
+import io
+import json
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
-from rich.progress import TimeRemainingColumn
+from rich.console import Console
+from rich.progress import BarColumn, Progress, ProgressColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.table import Table
 
-from patchslim.cli.common import console, shown
 from patchslim.events import Event, Listener
 from patchslim.hosts import HostInfo
+
+console = Console(stderr=True)  # everything but results
 
 CANDIDATES = 130  # a measured search takes about so many; the bar is a guess
 # What a search is doing, and how that goes, by event.
 DOING: dict[str, tuple[str, Callable[[Event], str]]] = {
     "block": ("scoring", lambda event: f"block {event['block']}{', tuning' if event['tune'] else ''}"),
-    "blocks": ("measuring", lambda event: f"at most {event['blocks']} blocks"),
-    "candidate": (
-        "measuring",
-        lambda event: f"candidate {event['number']}: error {event['error']:.3g}, best {event['best']:.3g}",
-    ),
-    "decided": ("scoring", lambda event: f"block {event['block']}: {event['patches']} patches"),
-    "distances": ("learning", lambda event: "how far apart patches are"),
-    "error": (
-        "scoring",
-        lambda event: f"block {event['block']}: {event['patches']} patches, error {event['error']:.3g}",
-    ),
-    "exact": ("scoring", lambda event: "exact scores of every image"),
-    "learning": ("learning", lambda event: f"patches per block: {event['patches_per_block']}"),
-    "selector": ("training G", lambda event: f"block {event['block']}"),
-    "stage": (
-        "removing",
-        lambda event: (
-            f"{event['macs_ratio']:.3f} of the MACs: "
-            + ("taking derivatives" if event["error"] is None else f"error {event['error']:.3g}")
-        ),
-    ),
-    "timing": ("timing", lambda event: str(event["what"])),
-    "tolerance": ("scoring", lambda event: f"tolerance {event['tolerance']:.3g}"),
+    "blocks": ("measuring", "at most {blocks} blocks".format_map),
+    "candidate": ("measuring", "candidate {number}: error {error:.3g}, best {best:.3g}".format_map),
+    "decided": ("scoring", "block {block}: {patches} patches".format_map),
+    "distances": ("learning", "how far apart patches are".format_map),
+    "error": ("scoring", "block {block}: {patches} patches, error {error:.3g}".format_map),
+    "exact": ("scoring", "exact scores of every image".format_map),
+    "learning": ("learning", "patches per block: {patches_per_block}".format_map),
+    "selector": ("training G", "block {block}".format_map),
+    "stage": ("removing", lambda event: f"{event['macs_ratio']:.3f} of the MACs: {_known(event['error'])}"),
+    "timing": ("timing", "{what}".format_map),
+    "tolerance": ("scoring", "tolerance {tolerance:.3g}".format_map),
 }
 STAGES = {"blocks": "block by block", "distillation": "distilling", "supervised": "with labels"}
+
+
+def report(result: Mapping[str, Any], as_json: bool, text: str) -> None:
+    """The command's result on standard output, as JSON or for reading."""
+    print(json.dumps(result) if as_json else text, flush=True)
+
+
+def note_skipped(skipped: int, total: int) -> None:
+    """Say how many images could not be read, if any."""
+    if skipped:
+        console.print(f"{skipped} of {total} images could not be read and were left out.")
+
+
+def table_lines(table: Table, width: int) -> list[str]:
+    """A table as lines of text."""
+    page = io.StringIO()
+    Console(file=page, width=width).print(table)
+    return [line.rstrip() for line in page.getvalue().splitlines()]
+
+
+@contextmanager
+def shown(what: str, total: int | None = None, now: str = "", *more: ProgressColumn) -> Iterator[Callable[..., None]]:
+    """A bar on the terminal; gives a function that moves it: `description`, `now`, `completed`, `advance`, `total`."""
+    columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[now]}"), TimeElapsedColumn())
+    with Progress(*columns, *more, console=console, transient=True) as progress:
+        yield partial(progress.update, progress.add_task(what, total=total, now=now))
 
 
 @contextmanager
@@ -54,6 +72,10 @@ def show_search(info: HostInfo) -> Iterator[Listener]:
                 move(description=doing, now=words(event), completed=_done(event, info))
 
         yield listen
+
+
+def _known(error: float | None) -> str:
+    return "taking derivatives" if error is None else f"error {error:.3g}"
 
 
 def _done(event: Event, info: HostInfo) -> int | None:

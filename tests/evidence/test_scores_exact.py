@@ -9,9 +9,8 @@ from torch import Tensor
 
 import patchslim as ps
 from patchslim.data import as_source
-from patchslim.evidence.exact import exact_scores
 from patchslim.evidence.features import Features
-from patchslim.evidence.impact import impact, path_moment
+from patchslim.evidence.scores import exact_scores, impact, path_moment
 from patchslim.hosts import Host, open_host
 from small import make_host, make_images, relative
 
@@ -43,16 +42,15 @@ def slow_scores(host: Host, image: Tensor, counts: tuple[int, ...]) -> Tensor:
     kept: dict[int, set[int]] = {} if info.reads_patches else {info.depth: set()}
     scores = torch.zeros(info.depth, PATCHES)
     for layer in range(info.depth - len(kept), 0, -1):
-        x, alive, maps, masks = z[layer], set(range(PATCHES)), [], []
+        x, alive, maps = z[layer], set(range(PATCHES)), []
         for above in range(layer + 1, info.depth + 1):
-            maps.append(full_map(host, above, x, alive))
-            masks.append(mask_of(host, kept[above]))
+            maps.append(full_map(host, above, x, alive) * mask_of(host, kept[above])[:, None])
             x = masked_block(host, above, x, kept[above], alive)
             alive = kept[above]
         rows = tokens_of(host, alive)
         readout = torch.zeros(1, info.tokens, info.tokens)
         readout[0, torch.tensor(rows)[:, None], torch.tensor(rows)] = host.readout_moment(x[:, rows])[0]
-        moment = path_moment(maps[::-1], readout, masks[::-1]).diagonal(dim1=1, dim2=2)
+        moment = path_moment(maps[::-1], readout).diagonal(dim1=1, dim2=2)
         block = host.blocks[layer - 1]
         own = host.attention(block, z[layer - 1], info.tokens)
         score = impact(moment, own, host.normed(block, z[layer - 1]))[0, prefix:]

@@ -8,11 +8,10 @@ import torch
 from torch import Tensor, nn
 
 from patchslim.data import as_source
-from patchslim.evidence import derivatives as module
-from patchslim.evidence.derivatives import GateDerivatives
-from patchslim.evidence.exact import exact_scores
+from patchslim.evidence import taylor as module
 from patchslim.evidence.features import Features
-from patchslim.evidence.taylor import probes, removal_effect
+from patchslim.evidence.scores import exact_scores
+from patchslim.evidence.taylor import GateDerivatives, probes, removal_effect
 from patchslim.hosts import Host, open_host
 from patchslim.plan import static_plan
 from patchslim.slim import slim_blocks

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 import patchslim as ps
-from patchslim.cli import progress
+from patchslim.cli import terminal
 from patchslim.methods.base import METHODS
 from small import make_host, make_images
 
@@ -26,7 +26,7 @@ def moves(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
         found.append({"description": what})
         yield lambda **changes: found.append(changes)
 
-    monkeypatch.setattr(progress, "shown", shown)
+    monkeypatch.setattr(terminal, "shown", shown)
     return found
 
 
@@ -34,19 +34,19 @@ def moves(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
 def test_every_event_of_a_method_can_be_shown(method: str, moves: list[dict[str, Any]]) -> None:
     own = {key: value for key, value in QUICK.items() if key in ps.methods.settings_of(method)}
     heard: list[Mapping[str, Any]] = []
-    with progress.show_search(INFO) as listen:
+    with terminal.show_search(INFO) as listen:
 
         def both(event: Mapping[str, Any]) -> None:
             heard.append(event)
             listen(event)
 
         ps.slim(HOST, make_images(4), ps.methods.make(method, own), macs=0.8, progress=both)
-    assert len(moves) == 1 + sum(event["event"] in progress.DOING for event in heard)
+    assert len(moves) == 1 + sum(event["event"] in terminal.DOING for event in heard)
     assert all(0 <= (move.get("completed") or 0) < INFO.depth + 1 for move in moves)
 
 
 def test_a_measured_search_in_words(moves: list[dict[str, Any]]) -> None:
-    with progress.show_search(INFO) as listen:
+    with terminal.show_search(INFO) as listen:
         listen({"event": "distances"})
         listen({"event": "candidate", "number": 65, "error": 0.0123456, "best": 0.01})
         listen({"event": "candidate", "number": 999, "error": 0.02, "best": 0.01})
@@ -62,7 +62,7 @@ def test_a_measured_search_in_words(moves: list[dict[str, Any]]) -> None:
 
 
 def test_a_recovery_stage_by_stage(moves: list[dict[str, Any]]) -> None:
-    with progress.show_recovery() as listen:
+    with terminal.show_recovery() as listen:
         listen({"event": "step", "stage": "blocks", "done": 1, "total": 4})
         listen({"event": "reconstructed", "block": 1, "after": 0.5})
         listen({"event": "step", "stage": "distillation", "done": 1, "total": 20})
@@ -81,7 +81,7 @@ def test_a_recovery_stage_by_stage(moves: list[dict[str, Any]]) -> None:
 
 
 def test_a_comparison_cell_by_cell(moves: list[dict[str, Any]]) -> None:
-    with progress.show_comparison() as listen:
+    with terminal.show_comparison() as listen:
         listen({"event": "cell", "cell": "merge@0.6", "done": 1, "total": 4})
         listen({"event": "learning", "patches_per_block": [16, 8]})
         listen({"event": "epoch", "epoch": 2, "epochs": 3})

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from patchslim.evidence.impact import impact, own_energy, path_moment, propagate
+from patchslim.evidence.scores import impact, own_energy, path_moment, propagate
 
 TOKENS, WIDTH = 6, 5
 
@@ -59,7 +59,8 @@ def test_equals_brute_force(layers: int, heads: int, seed: int, readout: str, ma
     for mask in masks:
         mask[:2] = True
     rows = readouts()[readout]
-    moment = path_moment(maps[:0:-1], (rows.T @ rows)[None], masks[::-1])
+    masked = [attention * mask[:, None] for attention, mask in zip(maps[1:], masks, strict=True)]
+    moment = path_moment(masked[::-1], (rows.T @ rows)[None])
     found = impact(moment.diagonal(dim1=1, dim2=2), maps[0], z[None])[0] * heads ** len(maps[1:])
     expected = brute_force(maps, masks, rows, z)
     assert float((found - expected).norm() / expected.norm()) < 1e-10
@@ -70,7 +71,8 @@ def test_sorted_slices_equal_masks() -> None:
     rows = torch.zeros(1, TOKENS, dtype=torch.float64)
     rows[0, 3] = 1
     masks = [torch.zeros(TOKENS, dtype=torch.bool).index_fill(0, torch.tensor(order[:n]), True) for n in counts]
-    full = path_moment(maps[:0:-1], (rows.T @ rows)[None], masks[::-1])
+    masked = [attention * mask[:, None] for attention, mask in zip(maps[1:], masks, strict=True)]
+    full = path_moment(masked[::-1], (rows.T @ rows)[None])
     # Dropped: a block reads only what the one below kept, so its map has fewer columns as well as fewer rows.
     shaped, n_in = [], TOKENS
     for attention, n in zip(maps[1:], counts, strict=True):

@@ -1,4 +1,5 @@
-"""Scores of a block in a network that is slimmed above it, against all paths of heads at full shape."""
+"""Scores of a block in a network that is slimmed above it, against all paths of heads at full shape; and the plain
+scores, each by its defining property."""
 
 import itertools
 from typing import Any
@@ -10,8 +11,14 @@ from torch import Tensor
 from patchslim.data import as_source
 from patchslim.evidence.features import Features
 from patchslim.evidence.network import Network, Partial
-from patchslim.evidence.scoring import Score, score_block
-from patchslim.evidence.simple import radial_scores, random_scores, spread_scores
+from patchslim.evidence.scores import (
+    Score,
+    attention_norm,
+    radial_scores,
+    random_scores,
+    score_block,
+    spread_scores,
+)
 from patchslim.hosts import open_host
 from small import make_host, make_images, relative
 
@@ -83,3 +90,36 @@ def test_scores_that_no_image_is_asked_for() -> None:
     assert torch.equal(scores_of(model, images, False, "radial"), radial_scores((4, 4)))
     assert torch.equal(scores_of(model, images, False, "spread"), spread_scores((4, 4)))
     assert torch.equal(scores_of(model, images, False, "random"), random_scores(16, 3001))  # another in every block
+
+
+def test_the_papers_attn_is_the_column_norm() -> None:
+    attention = torch.rand(2, 3, 4, 4)
+    expected = [[float(attention[b, :, :, i].norm()) for i in range(4)] for b in range(2)]
+    assert torch.allclose(attention_norm(attention), torch.tensor(expected))
+
+
+def test_random_is_seeded() -> None:
+    assert torch.equal(random_scores(50, 3), random_scores(50, 3))
+    assert not torch.equal(random_scores(50, 3), random_scores(50, 4))
+
+
+def test_radial_keeps_the_centre_longest() -> None:
+    scores = radial_scores((4, 6)).reshape(4, 6)
+    assert torch.equal(scores, scores.flip(0))
+    assert torch.equal(scores, scores.flip(1))
+    assert float(scores[1, 2]) == float(scores.max())
+    assert float(scores[0, 0]) == float(scores.min())
+
+
+def test_spread_is_a_farthest_point_order() -> None:
+    height, width = 5, 7
+    order = spread_scores((height, width)).argsort(descending=True).tolist()
+    assert sorted(order) == list(range(35))
+    places = [(i // width, i % width) for i in range(35)]
+
+    def gap(i: int, chosen: list[int]) -> float:
+        return min((places[i][0] - places[j][0]) ** 2 + (places[i][1] - places[j][1]) ** 2 for j in chosen)
+
+    for k in range(1, 35):
+        best = max(gap(i, order[:k]) for i in range(35) if i not in order[:k])
+        assert gap(order[k], order[:k]) == best

@@ -1,17 +1,20 @@
-"""Triton kernels that find pairs of patches, as one of their programs sees it; `pairs_triton` launches them.
+"""Kernels that find pairs of patches, as one of their programs sees it; `match` has the functions that they equal.
 
 Movers are patches that may go, targets those that they may join. A pair's similarity is the cosine of both patches, or
 1 less their squared distance.
 """
 
-from __future__ import annotations
+import torch
+from torch import Tensor
 
-import triton
-import triton.language as tl
-
-from patchslim.kernels.attention_triton import class_row
+from patchslim.kernels.attention import class_row
+from patchslim.kernels.available import FEW_ROWS, LINE, exact, tl, triton
 
 TINY = tl.constexpr(1e-6)
+OWN = 32  # pairs whose rank one program finds, and patches that it ranks at once
+# Ranks compare costs that are computed twice. Rounded once here and twice there, a patch would rank before itself, two
+# would go to one place, and one place would stay empty.
+EXACT_RANKS = {"enable_fp_fusion": False, "num_warps": 4}
 
 
 @triton.jit
@@ -185,7 +188,11 @@ def rank_pairs(
     mine = _cost(near, tl.load(weight + mine_at, mask=own < movers, other=0.0))
     near, _ = _nearest_of_all(similarity, nearest, mover, movers, parts)
     every = _cost(near, tl.load(weight + every_at, mask=mover < movers, other=0.0))
-    _write_places(place + image * place_b, mine, every, joined, own, mover, mine_at, target_at, movers, targets, r)
+    place += image * place_b
+    rank = _rank_among(mine, tl.where(mover < movers, every, float("inf")), own, mover)
+    goes = tl.where(rank < r, joined + movers - r, rank - r)  # the other movers come first, then the targets
+    tl.store(place + mine_at, goes, mask=own < movers)
+    tl.store(place + target_at, own + movers - r, mask=own < targets)
 
 
 @triton.jit
@@ -195,15 +202,6 @@ def _importance(attended, patch, t, heads, n_in):
     for head in range(heads):
         total += tl.load(attended + head * n_in + patch, mask=patch < t, other=0.0)
     return total * t / heads
-
-
-@triton.jit
-def _write_places(place, mine, every, joined, own, mover, mover_at, target_at, movers, targets, r):
-    """By their rank among all movers some pairs join; the others' movers come first, then the targets."""
-    rank = _rank_among(mine, tl.where(mover < movers, every, float("inf")), own, mover)
-    goes = tl.where(rank < r, joined + movers - r, rank - r)
-    tl.store(place + mover_at, goes, mask=own < movers)
-    tl.store(place + target_at, own + movers - r, mask=own < targets)
 
 
 @triton.jit
@@ -231,3 +229,57 @@ def _nearest_of_all(similarity, nearest, mover, movers, parts):
 def _cost(near, weight):
     """What a merge costs: weight times distance."""
     return weight * tl.maximum(1 - near, TINY)
+
+
+class Search:
+    """The nearest to each patch of one half, or to each patch, by the first channels of z (B, h, t, c): sizes of the
+    search, and room for what it finds."""
+
+    def __init__(self, z: Tensor, width: int, any_two: bool = False) -> None:
+        batch, self.heads, t, _ = z.shape
+        channels = held(width)
+        self.movers, self.targets = (t, t) if any_two else ((t + 1) // 2, t // 2)  # those that look, and among so many
+        side = side_for(batch * t, self.movers, channels * z.element_size())
+        self.parts = triton.cdiv(self.targets, side)  # tiles along the targets
+        self.tiles, self.warps = triton.cdiv(self.movers, side) * self.parts, warps_for(side)
+        self.tile = {"WIDTH": width, "SIDE": side, "CHANNELS": channels, "EXACT": exact(z.dtype)}
+        self.similarity = z.new_empty(batch, self.parts, self.movers, dtype=torch.float32)
+        self.nearest = torch.empty_like(self.similarity, dtype=torch.int32)
+        self.stride = self.parts * self.movers  # from one image to the next in what is found
+        self.any_two = any_two
+
+    def find_nearest(self, z: Tensor) -> None:
+        """The nearest in every tile."""
+        find_nearest[(len(z), self.tiles)](
+            z, self.similarity, self.nearest,
+            *z.stride()[:3], self.stride, self.heads, self.movers, self.targets, self.parts,
+            ANY=self.any_two, **self.tile, num_warps=self.warps,
+        )  # fmt: skip
+
+    def rank(self, weight: Tensor, order: Tensor | None, place: Tensor, n: int) -> None:
+        """weight, place (B, t); order likewise, or None for the even patches and the odd ones."""
+        batch, t = place.shape
+        rank_pairs[(batch, triton.cdiv(self.movers, OWN))](
+            self.similarity, self.nearest, weight, order, place,
+            self.stride, weight.stride(0), place.stride(0), self.movers, self.targets, self.parts, t - n,
+            OWN=OWN, MOVERS=triton.next_power_of_2(self.movers), ORDERED=order is not None, **EXACT_RANKS,
+        )  # fmt: skip
+
+
+def held(width: int) -> int:
+    """What a program holds of a line: matrix units want at least 16."""
+    return max(16, triton.next_power_of_2(width))
+
+
+def side_for(tokens: int, movers: int, line: int) -> int:
+    """Patches that one program compares with as many others, the fastest of a dozen on an H200 for keys: few for few
+    tokens of a batch, so that there are many programs; else all of an image where lines of so many bytes fit."""
+    if tokens <= FEW_ROWS:
+        return 16
+    fits = 128 if line <= LINE // 2 else 64 if line <= LINE else 32
+    return min(fits, 128 if movers > 64 else 64)
+
+
+def warps_for(side: int) -> int:
+    """Groups of threads for it."""
+    return max(2, side // 16)

@@ -1,0 +1,40 @@
+"""Arguments and options that several commands share, and how their words are read."""
+
+from pathlib import Path
+from typing import Annotated
+
+from typer import Argument, Option
+
+from patchslim.errors import BudgetError, MethodError
+
+MODEL_HELP = "A timm model name, such as deit_tiny_patch16_224, a folder with a Hugging Face model, or hf:NAME"
+IMAGES_HELP = "a folder, WebDataset shards ('shards-{0000..0003}.tar'), hf:NAME, or digits."
+Model = Annotated[str, Argument(help=f"{MODEL_HELP}.", metavar="MODEL")]
+RunFolder = Annotated[Path, Argument(help="A run folder of `patchslim slim`.", metavar="RUN")]
+Data = Annotated[str, Option(metavar="SRC", help=f"Images: {IMAGES_HELP}")]
+SomeData = Annotated[str | None, Option(metavar="SRC", help=f"Images [noise]: {IMAGES_HELP}")]
+Checkpoint = Annotated[Path | None, Option(metavar="F", help="Weights: safetensors, or a .pth of nothing but tensors.")]
+Pretrained = Annotated[bool, Option("--pretrained", help="Take timm's pretrained weights.")]
+ImgSize = Annotated[int | None, Option(min=1, help="Image side in pixels, if not the model's own.")]
+Readout = Annotated[str | None, Option(metavar="R", help="What the head reads: token, avg, map … [the model's own].")]
+Limit = Annotated[int | None, Option(min=1, help="Measure on a sample of this many.")]
+BatchSize = Annotated[int, Option(min=1, max=2**16, help="Images at a time.")]
+Device = Annotated[str | None, Option(help="cpu, cuda or cuda:N; the GPU if there is one.")]
+Seed = Annotated[int, Option(min=0, max=2**31 - 1, help="Of samples, random weights and training.")]
+AsJson = Annotated[bool, Option("--json", help="Print one JSON object; all else goes to standard error.")]
+
+
+def read_ratios(text: str | None) -> list[float]:
+    """The MAC ratios asked for, each once, the largest first."""
+    try:
+        return sorted({float(word) for word in text.split(",")}, reverse=True) if text is not None else []
+    except ValueError:
+        raise BudgetError(f"{text} is not a MAC ratio, nor several with commas between; try 0.6 or 0.7,0.55.") from None
+
+
+def split_setting(text: str) -> tuple[str, str]:
+    """`blocks=2` → blocks, 2."""
+    key, equals, value = text.partition("=")
+    if not (equals and key.strip()):
+        raise MethodError(f"--set takes KEY=VALUE such as blocks=2, and {text!r} is not that.")
+    return key.strip(), value.strip()
