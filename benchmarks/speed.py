@@ -30,8 +30,7 @@ from patchslim.errors import PatchslimError, first_words
 from patchslim.hosts import HostInfo, with_matmul_embed
 from patchslim.macs import count_macs, host_macs
 from patchslim.timing import DTYPES, Contest
-from patchslim.timing.modes import modes_for
-from patchslim.timing.running import in_dtype
+from patchslim.timing.modes import in_dtype, modes_for
 
 USUAL = "merge,merge:blocks=none,cover,drop,predict,tome,evit"
 SAME = "host, same embedding"

@@ -41,6 +41,14 @@ def test_entries_and_modules_are_read_back_to_the_last_bit(tmp_path: Path) -> No
         assert cache.module(OTHER, like) is found
 
 
+def test_what_is_asked_for_again_is_not_made_again(tmp_path: Path) -> None:
+    made = iter([0.25, 0.5])
+    assert filled(tmp_path).once(("new",), lambda: {"error": next(made)}) == {"error": 0.25}
+    again = Cache(tmp_path)
+    assert again.once(("new",), lambda: {"error": next(made)}) == {"error": 0.25}
+    assert again.once(KEY, lambda: {"error": next(made)}) == {"error": 0.1 + 0.2, "order": [3, 1, 2]}
+
+
 def test_the_last_word_on_a_key_counts(tmp_path: Path) -> None:
     cache = filled(tmp_path)
     cache.put(KEY, {"error": 0.5})

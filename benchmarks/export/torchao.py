@@ -31,8 +31,7 @@ from patchslim.data import ImageSource
 from patchslim.hosts import answer_of
 from patchslim.quantise import check_way, quantised
 from patchslim.timing import DTYPES, Contest
-from patchslim.timing.modes import modes_for
-from patchslim.timing.running import in_dtype
+from patchslim.timing.modes import in_dtype, modes_for
 
 ANSWERING = 100  # images at a time
 PLAIN = "none"

@@ -32,8 +32,7 @@ from patchslim.measure.accuracy import check_labelled, ranks_of
 from patchslim.measure.comparison import label
 from patchslim.recover import RecoverConfig
 from patchslim.timing import DTYPES, Contest
-from patchslim.timing.modes import modes_for
-from patchslim.timing.running import in_dtype
+from patchslim.timing.modes import in_dtype, modes_for
 
 HELD = 5_000  # validation images kept in memory, at most; more are decoded anew for every row
 

@@ -23,8 +23,7 @@ from patchslim.errors import PatchslimError
 from patchslim.hosts import HostInfo
 from patchslim.macs import host_macs
 from patchslim.timing import DTYPES, Contest
-from patchslim.timing.modes import modes_for
-from patchslim.timing.running import in_dtype
+from patchslim.timing.modes import in_dtype, modes_for
 
 OWN = "{} as published"  # a row's method
 

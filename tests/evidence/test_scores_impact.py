@@ -59,8 +59,8 @@ def test_equals_brute_force(layers: int, heads: int, seed: int, readout: str, ma
     for mask in masks:
         mask[:2] = True
     rows = readouts()[readout]
-    masked = [attention * mask[:, None] for attention, mask in zip(maps[1:], masks, strict=True)]
-    moment = path_moment(masked[::-1], (rows.T @ rows)[None])
+    kept = [attention * mask[:, None] for attention, mask in zip(maps[1:], masks, strict=True)]
+    moment = path_moment(kept[::-1], (rows.T @ rows)[None])
     found = impact(moment.diagonal(dim1=1, dim2=2), maps[0], z[None])[0] * heads ** len(maps[1:])
     expected = brute_force(maps, masks, rows, z)
     assert float((found - expected).norm() / expected.norm()) < 1e-10

@@ -33,6 +33,18 @@ def test_uniform_keeps_the_same_patches_in_every_block(kind: str) -> None:
     assert ps.count_macs(model, plan) <= budget(task_of(model), 0.6) < ps.count_macs(model, one_more)
 
 
+def test_uniform_has_the_settings_of_ps() -> None:
+    """Patches that are carried along cost more, and still fit; what is tuned is given back."""
+    task = task_of(make_host(), ratio=0.7)
+    found, slim = made(Uniform(carry=True), task)
+    assert found.plan is not None
+    assert {step.kind for step in found.plan.steps} == {"carry"}
+    assert ps.count_macs(slim) <= budget(task, 0.7)
+    tuned = set(made(Uniform(tune_epochs=1), task)[0].weights)
+    assert {name.split(".")[1] for name in tuned} == {"0", "1", "2"}
+    assert tuned < set(make_host().state_dict())
+
+
 def test_radial_keeps_discs() -> None:
     for kept in plan_by(Radial(), "mean").kept:
         gone = set(range(16)) - set(kept)

@@ -7,9 +7,9 @@ from torch import Tensor, nn
 import patchslim as ps
 from patchslim.hosts import open_host
 from patchslim.methods import DynamicViT, Task, model_of
-from patchslim.methods.dynamicvit import Masks, token_loss, train
-from patchslim.methods.masked import outputs_under
-from patchslim.methods.rates import stages
+from patchslim.methods.dynamicvit import masked_run, token_loss, train
+from patchslim.methods.knob import stages
+from patchslim.methods.learn import outputs_under
 from patchslim.plan import make_plan
 from patchslim.recover.losses import divergence
 from patchslim.steps.dynamicvit import KeepPredictor
@@ -43,7 +43,7 @@ def test_masking_equals_removing(kind: str) -> None:
     fixed = {2: Fixed(24), 4: Fixed(24)}
     image = make_images(1)
     with torch.no_grad():
-        x, weight, decisions = Masks(host.info, dict(fixed), 0.5).run(host, image)
+        x, weight, decisions = masked_run(host, image, dict(fixed))
         found = outputs_under(host, x, weight).logits
     kept = [int(stage.sum()) for stage in decisions]
     assert 16 > kept[0] >= kept[1] > 0
@@ -99,7 +99,7 @@ def test_training_finds_patches_that_matter() -> None:
     taught = train(task, 0.5, 5)
     assert error(taught) < sum(untaught) / 5
     with torch.no_grad():
-        _, _, decisions = Masks(task.info, taught, 0.5).run(task.host, unseen)
+        _, _, decisions = masked_run(task.host, unseen, taught)
     shares = [float(stage.mean()) for stage in decisions]
     assert shares == pytest.approx([0.5, 0.25, 0.125], abs=0.15)
     assert not any(parameter.requires_grad for own in taught.values() for parameter in own.parameters())
@@ -111,7 +111,7 @@ def test_gradients_pass_the_hard_decisions() -> None:
     host.model.requires_grad_(False)
     torch.manual_seed(0)
     predictors = {layer: KeepPredictor(24) for layer in (2, 3, 4)}
-    x, _, decisions = Masks(host.info, predictors, 0.7).run(host, make_images())
+    x, _, decisions = masked_run(host, make_images(), predictors)
     assert all(set(stage.unique().tolist()) <= {0.0, 1.0} for stage in decisions)
     (host.features(x).sum() + sum(stage.sum() for stage in decisions)).backward()
     for own in predictors.values():

@@ -1,5 +1,7 @@
 """HVT: pooling by hand, and places that fit a ratio."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import nn
@@ -10,7 +12,7 @@ from patchslim.hosts import open_host, open_slim
 from patchslim.methods import HVT
 from patchslim.methods.hvt import placements
 from patchslim.slim import states_of
-from patchslim.steps.pool import PoolRunner, pooled
+from patchslim.steps.pool import Pool, PoolRunner, pooled
 from patchslim.steps.tokens import Tokens
 from small import make_host, make_images
 from tasks import budget, by_steps, made, says, task_of
@@ -31,7 +33,8 @@ def pools(model: nn.Module, after: list[int]) -> nn.Module:
 
 
 def test_pooling_by_hand() -> None:
-    x, pool = torch.randn(2, 2 + 9, 3), PoolRunner(9, 3, prefix=2)
+    info = replace(ps.inspect(make_host()), width=3, prefix_tokens=2)
+    x, pool = torch.randn(2, 2 + 9, 3), PoolRunner(Pool(), info, 1, 9)
     torch.nn.init.normal_(pool.position)
     with torch.no_grad():
         found = pool(Tokens(x), Idle()).x
@@ -74,5 +77,6 @@ def test_the_dearest_that_fits() -> None:
     assert ps.count_macs(slim) == max(macs for macs in every if macs <= budget(task, 0.8))
     assert ps.count_macs(pools(model, found.detail["pools_after"])) == ps.count_macs(slim)
     assert says(slim, make_images()).shape == (3, 7)
-    with pytest.raises(BudgetError, match=f"at least {min(every) / ps.count_macs(model):.3f} of the MACs"):
+    least = min(every) / ps.count_macs(model)
+    with pytest.raises(BudgetError, match=f"4 poolings takes at least {least:.3f} of VisionTransformer's MACs"):
         made(HVT(), task_of(model, ratio=0.1))

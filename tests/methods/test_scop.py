@@ -4,8 +4,8 @@ import torch
 
 from patchslim.hosts import open_host
 from patchslim.methods import SCOP
-from patchslim.methods.knockoffs import Knockoffs
-from patchslim.methods.scop import counts_of, importance, kept_by, learn_shares, mixed_run
+from patchslim.methods.scop import Knockoffs, counts_of, importance, kept_by, learn_shares, mixed_run
+from patchslim.plan import make_plan
 from patchslim.search import Target
 from small import make_host, make_images
 from tasks import made, task_of
@@ -54,13 +54,15 @@ def test_each_block_keeps_the_best_that_reach_it() -> None:
 
 def test_one_rate_in_every_block() -> None:
     info = open_host(make_host()).info
-    assert counts_of(info, 0.5, False) == [8, 4, 2, 1]
-    assert counts_of(info, 0.5, True) == [8, 4, 2, 0]
+    assert counts_of(info, 0.5) == [8, 4, 2, 1]
+    for only, last in ((False, 1), (True, 0)):
+        plan = make_plan(info, SCOP(readout_only=only).steps(info, 0.5), range(16))
+        assert plan.counts == (8, 4, 2, last)
     task, scop = task_of(make_host()), SCOP(epochs=2)
     shares = []
     for ratio in (0.7, 0.5):
         found, _ = made(scop, task.at(Target(macs=ratio)))
         assert found.plan is not None
-        assert list(found.plan.counts) == counts_of(info, found.detail["keep_rate"], False)
+        assert list(found.plan.counts) == counts_of(info, found.detail["keep_rate"])
         shares.append(task.known["scop", 2])
     assert shares[0] is shares[1]  # learnt once for all ratios

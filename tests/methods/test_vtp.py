@@ -11,7 +11,7 @@ import patchslim as ps
 from patchslim.errors import BudgetError
 from patchslim.hosts import open_host
 from patchslim.methods import VTP
-from patchslim.methods.vtp import LINEAR, Cut, Gated, Widths, learn_gates, put_, vtp_macs
+from patchslim.methods.vtp import LINEAR, Cut, Gated, learn_gates, vtp_macs, widths
 from patchslim.search import Target
 from small import make_host, make_images
 from tasks import budget, made, says, task_of
@@ -27,9 +27,9 @@ def gated(model: nn.Module, gates: list[list[torch.Tensor]]) -> nn.Module:
     model = copy.deepcopy(model)
     for block, own in zip(open_host(model).blocks, gates, strict=True):
         for name, gate in zip(LINEAR, own, strict=True):
-            layer = Gated(block.get_submodule(name))  # type: ignore[arg-type]
+            layer = Gated(block.get_submodule(name))
             layer.gate.data = gate
-            put_(block, name, layer)
+            block.set_submodule(name, layer)
     return model
 
 
@@ -53,8 +53,8 @@ def test_the_smallest_go_first_and_every_layer_keeps_one() -> None:
     gates = gates_of(make_host())
     cut = Cut(gates)
     total = sum(len(gate) for own in gates for gate in own)
-    assert sum(sum(own) for own in cut.widths(0)) == total
-    assert sum(sum(own) for own in cut.widths(30)) == total - 30
+    assert sum(sum(own) for own in widths(cut.kept(0))) == total
+    assert sum(sum(own) for own in widths(cut.kept(30))) == total - 30
     gone = torch.cat(
         [
             gate[[i for i in range(len(gate)) if i not in features.tolist()]]
@@ -66,7 +66,7 @@ def test_the_smallest_go_first_and_every_layer_keeps_one() -> None:
         [gate[features] for pair in zip(gates, cut.kept(30), strict=True) for gate, features in zip(*pair, strict=True)]
     )
     assert float(gone.max()) < float(stay.min())
-    assert cut.widths(len(cut.thresholds)) == [Widths(1, 1, 1, 1)] * 4
+    assert widths(cut.kept(len(cut.thresholds))) == [[1, 1, 1, 1]] * 4
 
 
 def test_full_width_is_the_host() -> None:
@@ -75,7 +75,7 @@ def test_full_width_is_the_host() -> None:
     found = VTP().narrowed(task_of(model), gates, Cut(gates).kept(0))
     assert found.model is not None
     torch.testing.assert_close(says(found.model, make_images()), says(model, make_images()))
-    assert found.macs == ps.count_macs(model) == vtp_macs(ps.inspect(model), [Widths(24, 24, 24, 48)] * 4)
+    assert found.macs == ps.count_macs(model) == vtp_macs(ps.inspect(model), [[24, 24, 24, 48]] * 4)
 
 
 def test_gates_of_what_nobody_reads_close_first() -> None:

@@ -3,6 +3,7 @@
 import itertools
 import math
 from pathlib import Path
+from time import perf_counter
 from typing import Any
 
 import pytest
@@ -36,7 +37,9 @@ def by(multiple: int) -> Seconds:
 
 def watch_of(model: Any, clock: Any, cache: Cache | None = None, listen: Any = silent, **asked: Any) -> Stopwatch:
     conditions = Conditions(**({"batch_size": BATCH} | asked))
-    return Stopwatch(open_host(model), conditions, cache or Cache(), listen, clock=clock)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(stopwatch, "perf_counter", clock)
+        return Stopwatch(open_host(model), conditions, cache or Cache(), listen)
 
 
 def plan_of(model: Any, kind: str = "slice") -> SlimPlan:
@@ -149,7 +152,7 @@ def test_a_batch_that_does_not_fit_is_told(monkeypatch: pytest.MonkeyPatch) -> N
 @pytest.mark.parametrize("kind", ["slice", "merge"])
 def test_on_a_gpu_blocks_are_recorded_and_networks_run_in_all_modes(kind: str) -> None:
     model = make_host().cuda()
-    watch, plan = watch_of(model, None, dtype="bfloat16"), plan_of(model, kind)
+    watch, plan = watch_of(model, perf_counter, dtype="bfloat16"), plan_of(model, kind)
     times = [*watch.blocks(plan), watch.rest(plan)]
     assert all(0 < time < math.inf for time in times)
     assert watch.multiple() in (1, *MULTIPLES)

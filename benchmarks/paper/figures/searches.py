@@ -16,7 +16,7 @@ from patchslim.macs import count_macs, plan_macs
 from patchslim.methods import Task, Uniform, fit, model_of
 from patchslim.methods.baselines import uniform_counts
 from patchslim.search import Target
-from patchslim.search.target import PAPERS_TOLERANCE
+from patchslim.search.cost import PAPERS_TOLERANCE
 from patchslim.slim import plan_of
 
 BLOCK, READOUT = (0.002, 0.005, 0.01, 0.02, 0.05), (0.01, 0.02, 0.05, 0.1, 0.2)

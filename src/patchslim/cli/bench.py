@@ -72,9 +72,8 @@ def bench(
 ) -> None:
     """Time the slim model and its host side by side, and compare with what the MACs and the plan promise."""
     place = open_device(device)
-    plan = SlimPlan.load(run / PLAN) if (run / PLAN).exists() else None
-    own = None if plan is None else forecast(plan)
-    own = own if own and own.device == device_name(place) else None  # it holds for that device only
+    own = forecast(SlimPlan.load(run / PLAN)) if (run / PLAN).exists() else None
+    own = own if own and own.device == device_name(place) else None  # it says nothing of other devices
     usual = own.modes if own else ["auto"]
     config = BenchConfig(
         batch_sizes=_numbers(batch_size) if batch_size is not None else [own.batch_size if own else 32],

@@ -14,7 +14,6 @@ from patchslim.report.page import pictures_in, write_page
 from patchslim.runs.make import measure_plan
 from patchslim.runs.store import METRICS, PLAN, load_host, read_config
 
-PAGE = "report.html"
 EMPTY = "–"
 
 
@@ -24,7 +23,7 @@ def report_runs(
     as_json: options.AsJson = False,
 ) -> None:
     """Write a page about runs: MACs, patches per block, accuracy and speed where they were measured, pictures."""
-    path, found = out or runs[0] / PAGE, [facts(run) for run in runs]
+    path, found = out or runs[0] / "report.html", [facts(run) for run in runs]
     path.parent.mkdir(parents=True, exist_ok=True)
     write_page(found, path)
     report({"page": str(path), "runs": [str(run) for run in runs]}, as_json, str(path))

@@ -22,7 +22,7 @@ from patchslim.plan import SPEED
 from patchslim.runs.make import check_runs_folder, make_runs
 from patchslim.search import Target
 from patchslim.search.cost import check_reachable
-from patchslim.timing.device import described
+from patchslim.timing.latency import described
 
 FEW_IMAGES, MANY_IMAGES = 256, 1024  # docs/notebook/decisions.md
 

@@ -14,7 +14,6 @@ from patchslim.evidence.features import Features
 from patchslim.evidence.taylor import read_blocks
 from patchslim.hosts import Host
 from patchslim.kernels.match import unit_keys
-from patchslim.steps.selector import as_fp32
 
 MOST_IMAGES = 128  # more say the same
 KEY_BYTES, PAIR_BYTES = 2**30, 2**28  # for keys of all blocks, and for the distances in one
@@ -42,8 +41,8 @@ class CoverageSets:
         """So many of the patches that come into a block, those that go first."""
         if len(self.known.get((layer, alive), [])) < count:
             keys, weight = self.keys[layer - 1][:, list(alive)], self.weights[layer - 1][:, list(alive)]
-            spare = self.info.patches // SPARE
-            order = coverage_order((1 - keys @ keys.transpose(1, 2)).square(), weight, count + spare)
+            most = count + self.info.patches // SPARE
+            order = coverage_order((1 - keys @ keys.transpose(1, 2)).square(), weight, most)
             self.known[layer, alive] = [alive[place] for place in order]
         return self.known[layer, alive][:count]
 
@@ -61,11 +60,11 @@ def _look(host: Host, features: Features) -> tuple[list[Tensor], list[Tensor]]:
         features.focus((place,))
         for (x,) in features.batches(place):
             incoming = host.math.read(block, x[: limit - seen])
-            own.append(unit_keys(as_fp32(incoming.k), prefix))
+            own.append(unit_keys(incoming.k.float(), prefix))
             weight = torch.full(own[-1].shape[:2], 1 + FLOOR, device=x.device)
             if info.reads_class:
                 attention = host.math.class_attention(block, incoming, None)[:, prefix:]
-                weight = as_fp32(attention) * info.patches + FLOOR
+                weight = attention.float() * info.patches + FLOOR
             attended.append(weight)
             seen += len(weight)
             if seen == limit:

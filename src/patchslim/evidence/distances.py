@@ -79,25 +79,20 @@ def find_distances(host: Host, features: Features, cache: Cache, seed: int, list
 
 def gather(host: Host, features: Features, seed: int) -> list[Moments]:
     """The moments of every block that may choose, over all images."""
-    info = host.info
+    info, prefix = host.info, host.info.prefix_tokens
     found = [Moments.empty(shape.width, features.device) for shape in info.blocks[: read_blocks(info)]]
     generator = torch.Generator().manual_seed(seed)
     features.focus((0,))
     for (batch,) in features.batches(0):
         for x in batch.split(images_at_once(info)):
-            _add_(host, x, found, generator)
+            with torch.enable_grad():
+                tokens, weights, read = _forward(host, x, len(found))
+                grads = gradients(read, probes(read.detach().float(), PROBES, generator), tokens)
+            for layer, moments in enumerate(found):
+                patches = tokens[layer].detach()[:, prefix:].float()
+                slopes = torch.stack([of_probe[layer][:, prefix:].float() for of_probe in grads])
+                moments.add_(patches, slopes, weights[layer])
     return found
-
-
-def _add_(host: Host, x: Tensor, found: list[Moments], generator: torch.Generator) -> None:
-    """Add some images' patches: x = Z_0 (B, p + N, d)."""
-    with torch.enable_grad():
-        tokens, weights, read = _forward(host, x, len(found))
-        grads = gradients(read, probes(read.detach().float(), PROBES, generator), tokens)
-    prefix = host.info.prefix_tokens
-    for layer, (moments, weight) in enumerate(zip(found, weights, strict=True)):
-        stack = torch.stack([of_probe[layer][:, prefix:].float() for of_probe in grads])
-        moments.add_(tokens[layer].detach()[:, prefix:].float(), stack, weight)
 
 
 def _forward(host: Host, x: Tensor, blocks: int) -> tuple[list[Tensor], list[Tensor], Tensor]:

@@ -57,9 +57,7 @@ class Features:
     def _compute(self, images: Tensor, layers: frozenset[int]) -> dict[int, Tensor]:
         x = self.host.embed(images.to(self.device))
         found = {0: x} if 0 in layers else {}
-        for layer, block in enumerate(self.host.blocks, start=1):
-            if layer > max(layers):
-                break
+        for layer, block in enumerate(self.host.blocks[: max(layers)], start=1):
             x = block(x, None)  # no mask: some layers of transformers have to be told
             if layer in layers:
                 found[layer] = x

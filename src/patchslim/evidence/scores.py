@@ -21,6 +21,7 @@ Score = Literal["taylor", "impact", "attention", "random", "radial", "spread"]
 MAP_BYTES = 2**28  # for one block's attention maps while scoring
 
 
+@torch.no_grad()
 def score_block(network: Network, features: Features, partial: Partial, layer: int, score: Score, seed: int) -> Tensor:
     """s_l over the patches, averaged over the images: (N,) on the CPU."""
     info = network.info
@@ -32,10 +33,9 @@ def score_block(network: Network, features: Features, partial: Partial, layer: i
         return spread_scores(info.grid)
     order = torch.tensor([partial.order])
     total = torch.zeros(info.patches, dtype=torch.float64)
-    with torch.no_grad():
-        for z, out in features.batches(layer - 1, layer):
-            own = order.to(z.device).expand(len(z), -1)
-            total += _shares(network, partial, layer, score, own, z, out).sum(dim=0).cpu()
+    for z, out in features.batches(layer - 1, layer):
+        own = order.to(z.device).expand(len(z), -1)
+        total += _shares(network, partial, layer, score, own, z, out).sum(dim=0).cpu()
     return total / features.count
 
 

@@ -241,7 +241,7 @@ def all_into_first(k: Tensor, n: int, prefix: int) -> Found:
     Slices and products only: nothing is sorted or looked up.
     """
     nearest: Tensor = unrounded(k.device, _nearest, k, n, prefix)
-    patch = torch.arange(k.shape[2] - prefix, device=k.device).expand(len(k), -1)
+    patch = torch.arange(k.shape[2] - prefix, device=k.device).expand(k.shape[0], -1)
     if fits_kernels(k[:, :, prefix:]):
         return Places(torch.cat([patch[:, :n], nearest], dim=1).int(), n)
     return Match(patch[:, :n], patch[:, n:], nearest, 0, in_order=True)

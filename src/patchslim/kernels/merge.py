@@ -36,14 +36,17 @@ def _merge(
     size = torch.ones_like(x[..., 0]) if size is None else size.expand(x.shape[0], -1)
     weight = size[:, prefix:] if weight is None else weight.to(size).clamp_min(TINY)
     n = found.keep.shape[1]
-    terms = _terms(x[:, prefix:], weight, size[:, prefix:])
     if found.in_order:
-        x, size, own, given = x[:, :prefix], size[:, :prefix], terms[:, :n], terms[:, n:]
+        every = _terms(x[:, prefix:], weight, size[:, prefix:])
+        own, given, x, size = every[:, :n], every[:, n:], x[:, :prefix], size[:, :prefix]
     else:
+        own, given = [
+            _terms(take(x, index + prefix), take(weight, index), take(size, index + prefix))
+            for index in (found.keep[:, found.first :], found.gone)
+        ]
         head = torch.arange(prefix, device=x.device).expand(x.shape[0], -1)
         alone = torch.cat([head, found.keep[:, : found.first] + prefix], dim=1)  # nothing joins them
         x, size = take(x, alone), take(size, alone)
-        own, given = take(terms, found.keep[:, found.first :]), take(terms, found.gone)
     joins = torch.arange(found.first, n, device=x.device)[:, None] == found.into[:, None, :]  # (B, n - first, r)
     mean, grown = _averages(own + joins.to(x.dtype) @ given)
     return torch.cat([x, mean.to(x.dtype)], dim=1), torch.cat([size, grown], dim=1)

@@ -20,8 +20,7 @@ from patchslim.quantise import check_way, quantised
 from patchslim.slim import image_macs, plan_of, rectangular
 from patchslim.timing import DTYPES, Clock, Contest, Timed, device_name
 from patchslim.timing.memory import fitting
-from patchslim.timing.modes import modes_for
-from patchslim.timing.running import in_dtype
+from patchslim.timing.modes import in_dtype, modes_for
 
 MOST_IMAGES = 2**16  # in a batch
 BASELINES = {"baseline": "", "baseline_same_embedding": "_same_embedding"}  # and how their numbers' names end

@@ -32,8 +32,7 @@ from patchslim.search import Target
 from patchslim.slim import rectangular
 from patchslim.timing import DTYPES, Contest, device_name
 from patchslim.timing.memory import out_of_memory
-from patchslim.timing.modes import modes_for
-from patchslim.timing.running import in_dtype
+from patchslim.timing.modes import in_dtype, modes_for
 
 BASE = "base"
 CELLS, WORKING, RESULT = "cells", "working", "comparison.json"

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from patchslim.hosts import HostInfo, open_slim
 from patchslim.timing.latency import Clock, wait_for
-from patchslim.timing.running import running
+from patchslim.timing.modes import running
 
 LEAST_ROUNDS, MOST_ROUNDS = 3, 50
 

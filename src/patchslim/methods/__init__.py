@@ -15,8 +15,7 @@ from patchslim.methods.base import (
     register,
     settings_of,
 )
-from patchslim.methods.run import fit, model_of
-from patchslim.methods.task import Task
+from patchslim.methods.task import Task, fit, model_of
 
 for _module in iter_modules(__path__):
     import_module(f"{__name__}.{_module.name}")

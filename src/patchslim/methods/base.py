@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass
 from difflib import get_close_matches
 from importlib.metadata import entry_points
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeVar, get_type_hints
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeVar, dataclass_transform, get_type_hints
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 from torch import Tensor, nn
@@ -80,10 +80,13 @@ Made = TypeVar("Made", bound=type[Any])
 _packages: dict[str, str] = {}  # of methods from outside
 
 
+@dataclass_transform(frozen_default=True)
 def register(name: str) -> Callable[[Made], Made]:
-    """Make a method known by a name."""
+    """Make a class a frozen dataclass, unless it is a dataclass of its own, and a method known by a name."""
 
     def made(cls: Made) -> Made:
+        if "__dataclass_fields__" not in vars(cls):
+            dataclass(frozen=True)(cls)
         cls.name, cls.group = name, getattr(cls, "group", GROUPS[-1])
         METHODS[name] = cls
         return cls
@@ -98,23 +101,18 @@ def _load_outside() -> None:
             continue
         package = point.dist.name if point.dist is not None else point.module
         before = METHODS.get(point.name)  # its own class, where its module was imported and registered it
+        whose = f"The method {point.name} of the package {package}"
         try:
             cls = point.load()
         except Exception as error:
-            raise MethodError(
-                f"The method {point.name} of the package {package} can't be loaded ({first_words(error)}); "
-                "mend or uninstall it."
-            ) from None
+            raise MethodError(f"{whose} can't be loaded ({first_words(error)}); mend or uninstall it.") from None
         if not isinstance(cls, type) or not callable(getattr(cls, "fit", None)):
-            raise MethodError(
-                f"The method {point.name} of the package {package} is no class with a fit; mend or uninstall it."
-            )
+            raise MethodError(f"{whose} is no class with a fit; mend or uninstall it.")
         if before is not None and before is not cls:
             METHODS[point.name] = before
             raise MethodError(f"The package {package} names a method {point.name}, and there is one; uninstall it.")
-        register(point.name)(cls)
-        _packages[point.name] = package
-        METHODS[point.name].group = GROUPS[-1]
+        METHODS[point.name], _packages[point.name] = cls, package
+        METHODS[point.name].name, METHODS[point.name].group = point.name, GROUPS[-1]
 
 
 def package_of(name: str) -> str | None:

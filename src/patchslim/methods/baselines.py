@@ -27,7 +27,6 @@ class Baseline(PS):
 
 
 @register("attention")
-@dataclass(frozen=True)
 class Attention(Baseline):
     """A baseline: Algorithm 1 by the norm of a patch's column in its own block's attention map (the paper's "Attn")."""
 
@@ -35,7 +34,6 @@ class Attention(Baseline):
 
 
 @register("random")
-@dataclass(frozen=True)
 class Random(Baseline):
     """A baseline: Algorithm 1 with a random order of patches in every block, drawn with the seed."""
 
@@ -43,7 +41,6 @@ class Random(Baseline):
 
 
 @register("radial")
-@dataclass(frozen=True)
 class Radial(Baseline):
     """A baseline: Algorithm 1 that keeps a disc of patches around the centre of the image."""
 
@@ -51,7 +48,6 @@ class Radial(Baseline):
 
 
 @register("spread")
-@dataclass(frozen=True)
 class Spread(Baseline):
     """A baseline: Algorithm 1 that keeps patches which are spread evenly, each next one far from those before it."""
 
@@ -59,7 +55,6 @@ class Spread(Baseline):
 
 
 @register("uniform")
-@dataclass(frozen=True)
 class Uniform(OneKnob, Baseline):
     """The paper's uniform pruning (its Table 3): every block keeps the same number of patches, by the impact score."""
 

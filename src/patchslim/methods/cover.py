@@ -1,20 +1,19 @@
 """`cover`: the same patches stay for all images, and the others join them."""
 
-from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
 from patchslim.evidence.coverage import CoverageSets
 from patchslim.hosts import HostInfo
 from patchslim.methods.base import Fitted, Method, register
 from patchslim.methods.task import Task
-from patchslim.plan import SlimPlan, static_plan, static_steps
+from patchslim.plan import SlimPlan, static_plan, steps_by
 from patchslim.search import Draft, Drops
 from patchslim.search.schedule import Counts
-from patchslim.steps import Step
+from patchslim.steps.cover import Cover as CoverStep
+from patchslim.steps.slice import Slice
 
 
 @register("cover")
-@dataclass(frozen=True)
 class Cover(Method):
     """The same patches stay for all images, those that cover the others best; each other one joins, in the image at
     hand, the patch that it resembles most.
@@ -34,9 +33,7 @@ class Cover(Method):
             assert sets is not None
             return static_plan(info, sets.kept(counts), "cover", drops, method=self.name)
 
-        def steps(counts: Counts, drops: Drops) -> list[Step]:
-            return static_steps(info, counts, "cover", drops)
-
+        steps = steps_by(info, lambda n, drop: Slice(n=n) if drop else CoverStep(n=n))
         return Draft(info, steps, plan, merges=True, most=self.blocks, fields={"method": self.name})
 
     def fit(self, task: Task) -> Fitted:

@@ -1,15 +1,14 @@
 """`dps`: the paper's dynamic method."""
 
-from dataclasses import dataclass
 from typing import ClassVar
 
 from patchslim.evidence.scores import Score
 from patchslim.methods.base import register
 from patchslim.methods.predict import Predict, Removed
+from patchslim.steps.selector import SelectorKind
 
 
 @register("dps")
-@dataclass(frozen=True)
 class DPS(Predict):
     """The paper's dynamic method: its module G (channels pooled, a linear layer over the patch positions) learns the
     impact score of each image, and the other patches leave.
@@ -22,4 +21,4 @@ class DPS(Predict):
 
     group: ClassVar[str] = "the paper"
     score: ClassVar[Score] = "impact"
-    paper: ClassVar[bool] = True
+    selector: ClassVar[SelectorKind] = "pool"

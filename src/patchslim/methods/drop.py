@@ -1,6 +1,5 @@
 """`drop`: the same patches leave in all images."""
 
-from dataclasses import dataclass
 from typing import ClassVar
 
 from patchslim.hosts import HostInfo
@@ -12,7 +11,6 @@ from patchslim.search.greedy import Greedy
 
 
 @register("drop")
-@dataclass(frozen=True)
 class Drop(Method):
     """The same patches leave in all images, one after the other, each time the one whose removal changes the output
     least.
@@ -33,5 +31,4 @@ class Drop(Method):
         limit = task.limit(self.draft(task.info), self.name)
         greedy = Greedy(task.host, task.features, task.cache, task.progress, limit, task.seed)
         plan, error = greedy.search(task.target.allowed)
-        task.note_speed(limit)
         return Fitted(plan, errors={"readout": error})

@@ -1,7 +1,6 @@
 """`dynamicvit`: DynamicViT (Rao et al., DynamicViT: Efficient Vision Transformers with Dynamic Token Sparsification,
 NeurIPS 2021)."""
 
-from dataclasses import dataclass
 from typing import Annotated
 
 import torch
@@ -23,10 +22,10 @@ from patchslim.steps.keep import Keep
 
 LEARNING_RATE = 1e-3
 RATIO_WEIGHT, DISTILL_WEIGHT, TOKEN_WEIGHT = 2.0, 0.5, 0.5  # the paper's
+Predictors = dict[int, KeepPredictor]  # by block
 
 
 @register("dynamicvit")
-@dataclass(frozen=True)
 class DynamicViT(OneKnob):
     """DynamicViT: before three blocks a small predictor says which patches stay; with a base keep rate ρ, it is ρ, ρ²
     and ρ³ of them.
@@ -48,7 +47,7 @@ class DynamicViT(OneKnob):
         """Predictors trained for the rate."""
         return self.predicting(task, rate, train(task, rate, self.epochs))
 
-    def predicting(self, task: Task, rate: float, predictors: dict[int, KeepPredictor]) -> Fitted:
+    def predicting(self, task: Task, rate: float, predictors: Predictors) -> Fitted:
         """The network of the inference phase: patches really go."""
         plan = make_plan(task.info, self.steps(task.info, rate))
         return task.fitted(plan, predictors, detail={self.knob: rate})
@@ -65,31 +64,26 @@ class DynamicViT(OneKnob):
         return DynamicViTStep(n=step.n, prefix_only=True) if isinstance(step, DynamicViTStep) else super().last(step)
 
 
-class Masks:
-    """The network of the training phase: patches are masked, not removed."""
+def masked_run(host: Host, images: Tensor, predictors: Predictors) -> tuple[Tensor, Tensor, list[Tensor]]:
+    """The network of the training phase, in which patches are masked, not removed: last tokens (B, p + N, d), how much
+    each counts (B, p + N), and every stage's decisions (B, N)."""
+    prefix, x = host.info.prefix_tokens, host.embed(images)
+    weight, decisions = x.new_ones(x.shape[:2]), []
+    for layer, block in enumerate(host.blocks, start=1):
+        if layer in predictors:
+            there = weight[:, prefix:]
+            odds = predictors[layer](x[:, prefix:], there)
+            kept = F.gumbel_softmax(odds, hard=True)[..., 0] * there  # what is gone stays gone
+            decisions.append(kept)
+            weight = torch.cat([weight[:, :prefix], kept], dim=1)
+        x = host.math.feed(block, host.math.attend(block, x, weighted(weight)))
+    return x, weight, decisions
 
-    def __init__(self, info: HostInfo, predictors: dict[int, KeepPredictor], rate: float) -> None:
-        self.info, self.predictors, self.rate = info, predictors, rate
 
-    def run(self, host: Host, images: Tensor) -> tuple[Tensor, Tensor, list[Tensor]]:
-        """Last tokens (B, p + N, d), how much each counts (B, p + N), and every stage's decisions (B, N)."""
-        prefix, x = self.info.prefix_tokens, host.embed(images)
-        weight, decisions = x.new_ones(x.shape[:2]), []
-        for layer, block in enumerate(host.blocks, start=1):
-            if layer in self.predictors:
-                there = weight[:, prefix:]
-                odds = self.predictors[layer](x[:, prefix:], there)
-                kept = F.gumbel_softmax(odds, hard=True)[..., 0] * there  # what is gone stays gone
-                decisions.append(kept)
-                weight = torch.cat([weight[:, :prefix], kept], dim=1)
-            x = host.math.feed(block, host.math.attend(block, x, weighted(weight)))
-        return x, weight, decisions
-
-    def ratio_loss(self, decisions: list[Tensor]) -> Tensor:
-        """Squared distance of each image's share of kept patches from what the stage should keep, stages averaged."""
-        wanted = [self.rate ** (stage + 1) for stage in range(len(decisions))]
-        parts = [(kept.mean(dim=1) - share).square().mean() for kept, share in zip(decisions, wanted, strict=True)]
-        return torch.stack(parts).mean()
+def ratio_loss(decisions: list[Tensor], rate: float) -> Tensor:
+    """Squared distance of each image's share of kept patches from what the stage should keep, stages averaged."""
+    parts = [(kept.mean(dim=1) - rate**stage).square().mean() for stage, kept in enumerate(decisions, start=1)]
+    return torch.stack(parts).mean()
 
 
 def token_loss(tokens: Tensor, taught: Tensor, weight: Tensor) -> Tensor:
@@ -99,18 +93,17 @@ def token_loss(tokens: Tensor, taught: Tensor, weight: Tensor) -> Tensor:
     return error / (taught.square().sum(dim=2) * kept).sum().clamp_min(1e-12)
 
 
-def train(task: Task, rate: float, epochs: int) -> dict[int, KeepPredictor]:
+def train(task: Task, rate: float, epochs: int) -> Predictors:
     """Predictors by stage, learnt with the backbone frozen."""
     info, lessons = task.info, Lessons(task, epochs)
     with seeded(task.seed):
         predictors = {layer: KeepPredictor(info.width).to(task.device) for layer in stages(info)}
-    masks = Masks(info, predictors, rate)
 
     def loss(host: Host, images: Tensor, taught: Outputs) -> Tensor:
-        x, weight, decisions = masks.run(host, images)
+        x, weight, decisions = masked_run(host, images, predictors)
         answers = lessons.distillation.compare(outputs_under(host, x, weight), taught)
         token = token_loss(x, taught.inner, weight)
-        return DISTILL_WEIGHT * answers + TOKEN_WEIGHT * token + RATIO_WEIGHT * masks.ratio_loss(decisions)
+        return DISTILL_WEIGHT * answers + TOKEN_WEIGHT * token + RATIO_WEIGHT * ratio_loss(decisions, rate)
 
     parameters = [parameter for predictor in predictors.values() for parameter in predictor.parameters()]
     lessons.learn(loss, parameters, LEARNING_RATE)

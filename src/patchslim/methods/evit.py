@@ -1,7 +1,6 @@
 """`evit`: token reorganisation (Liang et al., Not All Patches Are What You Need, ICLR 2022)."""
 
 import math
-from dataclasses import dataclass
 
 from patchslim.hosts import Host, HostInfo
 from patchslim.methods.base import register
@@ -12,7 +11,6 @@ from patchslim.steps.keep import Keep
 
 
 @register("evit")
-@dataclass(frozen=True)
 class EViT(OneKnob):
     """EViT: in three blocks the patches that the class token attends to most stay, and the others fuse into one token.
 

@@ -1,7 +1,6 @@
 """`hvt`: hierarchical pooling (Pan et al., Scalable Vision Transformers with Hierarchical Pooling, ICCV 2021)."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import ClassVar
 
 from patchslim.hosts import HostInfo
@@ -15,7 +14,6 @@ MOST_POOLS = 4  # the paper's HVT-S-4
 
 
 @register("hvt")
-@dataclass(frozen=True)
 class HVT(OneKnob):
     """HVT: patches are max-pooled between stages, and a position embedding that learns is added to what is left.
 

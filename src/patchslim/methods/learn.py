@@ -20,7 +20,6 @@ from patchslim.recover.networks import Outputs, outputs
 TINY = 1e-6
 NOTHING = 1e-30  # added to weights that a pool reads: it may take their logarithm, or divide by their sum
 Loss = Callable[[Host, Tensor, Outputs], Tensor]  # frozen host, images (B, C, H, W), what the host says of them → ()
-Project = Callable[[], None]  # brings parameters back to where they may be
 
 
 class Lessons:
@@ -38,8 +37,8 @@ class Lessons:
         self.epoch = 0
 
     @torch.enable_grad()
-    def run_epoch(self, loss: Loss, optimizer: torch.optim.Optimizer, project: Project = lambda: None) -> None:
-        """One pass over all images, shuffled; `project` comes after every step."""
+    def run_epoch(self, loss: Loss, optimizer: torch.optim.Optimizer, shares: Sequence[Tensor] = ()) -> None:
+        """One pass over all images, shuffled; `shares` are parameters that stay within 0 … 1."""
         self.epoch += 1
         generator = torch.Generator().manual_seed(mix(self.task.seed, self.epoch))
         with seeded(self.task.seed, self.epoch, device=self.task.device):
@@ -48,16 +47,15 @@ class Lessons:
                 optimizer.zero_grad()
                 value.backward()
                 optimizer.step()
-                project()
+                for share in shares:
+                    share.data.clamp_(0.0, 1.0)
 
-    def learn(
-        self, loss: Loss, parameters: Sequence[Tensor], learning_rate: float, project: Project = lambda: None
-    ) -> None:
+    def learn(self, loss: Loss, parameters: Sequence[Tensor], rate: float, shares: Sequence[Tensor] = ()) -> None:
         """As many epochs as the settings give, Adam with a cosine schedule."""
-        optimizer = torch.optim.Adam(parameters, lr=learning_rate)
+        optimizer = torch.optim.Adam(parameters, lr=rate)
         schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, self.epochs)
         for _ in range(self.epochs):
-            self.run_epoch(loss, optimizer, project)
+            self.run_epoch(loss, optimizer, shares)
             schedule.step()
 
 

@@ -1,6 +1,5 @@
 """`merge`: each image merges patches that say the same."""
 
-from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
 from torch import nn
@@ -16,7 +15,6 @@ from patchslim.steps.merge import distance_channels
 
 
 @register("merge")
-@dataclass(frozen=True)
 class Merge(Method):
     """Each image merges patches that say the same, by a distance learnt from what the difference does to the output.
 

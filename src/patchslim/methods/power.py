@@ -3,8 +3,8 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import partial
+from itertools import accumulate
 from typing import Annotated, ClassVar
 
 import torch
@@ -29,7 +29,6 @@ Counts = tuple[int, ...]
 
 
 @register("power")
-@dataclass(frozen=True)
 class Power(OneKnob):
     """PoWER: in each block the patches that receive the most attention stay, and the others leave.
 
@@ -83,10 +82,7 @@ def soft_run(host: Host, images: Tensor, retention: Tensor) -> Outputs:
 
 def configuration(retention: Tensor) -> Counts:
     """Patches per block: ⌈Σ_k r_l[k]⌉, at least one, never more than the block before has: (L, N) → L numbers."""
-    counts: list[int] = []
-    for mass in retention.sum(dim=1).tolist():
-        counts.append(min([max(1, math.ceil(mass - 1e-4)), *counts[-1:]]))
-    return tuple(counts)
+    return tuple(accumulate((max(1, math.ceil(mass - 1e-4)) for mass in retention.sum(dim=1).tolist()), min))
 
 
 class RetentionPath:
@@ -114,13 +110,9 @@ class RetentionPath:
             answers = self.lessons.distillation.compare(soft_run(host, images, self.retention), taught)
             return answers + price * (order * self.retention.sum(dim=1)).sum()
 
-        self.lessons.run_epoch(loss, self.optimizer, self._project)
+        self.lessons.run_epoch(loss, self.optimizer, [self.retention])
         found = configuration(self.retention.detach())
         self.counts.append(tuple(min(pair) for pair in zip(found, self.counts[-1], strict=True)))
-
-    @torch.no_grad()
-    def _project(self) -> None:
-        self.retention.clamp_(0.0, 1.0)
 
 
 def between(more: Counts, fewer: Counts) -> list[Counts]:

@@ -1,7 +1,6 @@
 """`predict`: a small module G says which patches of an image matter."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal
 
 from torch import nn
@@ -25,7 +24,6 @@ Removed = Annotated[Literal["merge", "drop"], "what becomes of the other patches
 
 
 @register("predict")
-@dataclass(frozen=True)
 class Predict(Method):
     """A small module G in each block says which patches of the image matter; the others merge into a near twin, or
     leave.
@@ -42,7 +40,6 @@ class Predict(Method):
     many_images: ClassVar[bool] = True
     group: ClassVar[str] = "ours"
     score: ClassVar[Score] = "taylor"  # what G learns to say
-    paper: ClassVar[bool] = False  # whether G is the paper's
 
     @property
     def merges(self) -> bool:
@@ -52,7 +49,7 @@ class Predict(Method):
     @property
     def selector(self) -> SelectorKind:
         """A threshold compares images, so that G must not know the image's average patch."""
-        return "pool" if self.paper else "mlp" if self.threshold else "context"
+        return "mlp" if self.threshold else "context"
 
     def draft(self, info: HostInfo) -> Draft:
         """Steps that ask G."""
@@ -80,7 +77,6 @@ class Predict(Method):
         selectors = training.fit(plan, sorted({*plan.choosing, *ends_alike}), begin=selectors)
         if self.threshold:
             plan = self._with_thresholds(task, plan, selectors, limit)
-        task.note_speed(limit)
         error = measure(task.host, task.features, plan, selectors)
         return task.fitted(plan, selectors, errors={"readout": error})
 

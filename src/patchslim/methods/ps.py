@@ -1,7 +1,7 @@
 """`ps`: the paper's static method, Algorithm 1; and the scores that it is compared with."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Annotated, Any, ClassVar
 
 from torch import Tensor
@@ -21,7 +21,6 @@ TuneEpochs = Annotated[int, "epochs of block tuning on cached features"]
 
 
 @register("ps")
-@dataclass(frozen=True)
 class PS(Method):
     """The paper's static method: Algorithm 1 prunes from the last block to the first by the impact score, tunes each
     block, and adds patches until the error of the next block is within the tolerance.
@@ -47,12 +46,9 @@ class PS(Method):
 
     def draft(self, info: HostInfo) -> Draft:
         """Slices, or patches that are carried along."""
+        kind: Static = "carry" if self.carry else "slice"
         fields = {"method": self.name}
-        return Draft(info, lambda counts, drops: static_steps(info, counts, self._kind), empties=True, fields=fields)
-
-    @property
-    def _kind(self) -> Static:
-        return "carry" if self.carry else "slice"
+        return Draft(info, lambda counts, drops: static_steps(info, counts, kind), empties=True, fields=fields)
 
     def algorithm(self, task: Task, limit: Budget) -> TopDown:
         """Algorithm 1 on the task."""
@@ -70,7 +66,6 @@ class PS(Method):
             # Bisecting with tuned blocks would tune every candidate of every step. Counts come from untuned errors
             # instead, and tuning runs once, at those counts: docs/notebook/decisions.md has the comparison.
             partial = top_down.at_counts(partial.counts, tune=True) if tune else partial
-        task.note_speed(limit)
         return self.fitted(task, partial, tolerance=tolerance)
 
     def fitted(self, task: Task, partial: Partial, **detail: Any) -> Fitted:
@@ -89,7 +84,7 @@ class PS(Method):
 
     def _plan(self, info: HostInfo, partial: Partial) -> SlimPlan:
         kept = [partial.order[: partial.counts[layer]] for layer in sorted(partial.counts)]
-        return static_plan(info, kept, self._kind, method=self.name)
+        return static_plan(info, kept, "carry" if self.carry else "slice", method=self.name)
 
 
 def tuned_weights(host: Host, partial: Partial) -> Mapping[str, Tensor]:

@@ -1,7 +1,6 @@
 """`scop`: SCOP (Tang et al., SCOP: Scientific Control for Reliable Neural Network Pruning, NeurIPS 2020) on patches."""
 
 import math
-from dataclasses import dataclass
 from typing import Annotated
 
 import torch
@@ -22,7 +21,6 @@ SHRINK = 0.999  # of the largest distance that keeps the joint covariance positi
 
 
 @register("scop")
-@dataclass(frozen=True)
 class SCOP(OneKnob):
     """SCOP: a patch competes with its knockoff, a copy that no answer depends on; patches that the knockoff can stand
     in for leave, the same ones in all images.
@@ -116,11 +114,7 @@ def learn_shares(task: Task, epochs: int) -> Tensor:
     def loss(host: Host, images: Tensor, taught: Outputs) -> Tensor:
         return lessons.distillation.compare(mixed_run(host, images, knockoffs, share), taught)
 
-    @torch.no_grad()
-    def project() -> None:
-        share.clamp_(0.0, 1.0)
-
-    lessons.learn(loss, [share], LEARNING_RATE, project)
+    lessons.learn(loss, [share], LEARNING_RATE, [share])
     return share.detach().cpu()
 
 

@@ -1,9 +1,10 @@
-"""What a method works on: a host, images, a limit; and four verbs that all methods share."""
+"""What a method works on: a host, images, a limit; the verbs that all methods share; and the one way from both to a
+checked, signed result and its model."""
 
 import copy
 from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, is_dataclass, replace
 from typing import Any, Self, TypeVar
 
 import torch
@@ -11,14 +12,15 @@ from torch import Tensor, nn
 
 from patchslim.cache import Cache
 from patchslim.data import ImageSource, as_source
-from patchslim.errors import BudgetError
+from patchslim.errors import BudgetError, MethodError, PatchslimError, PlanError, first_words
 from patchslim.events import Listener, silent
 from patchslim.evidence.features import Features
 from patchslim.evidence.network import relative_error
 from patchslim.hosts import Host, HostInfo, open_host, open_slim
-from patchslim.macs import host_macs
-from patchslim.methods.base import Fitted
-from patchslim.plan import SlimPlan
+from patchslim.hosts.weights import weights_fingerprint
+from patchslim.macs import MADE, host_macs, plan_macs
+from patchslim.methods.base import Fitted, package_of
+from patchslim.plan import HOST, SPEED, SlimPlan
 from patchslim.search import Draft, Target
 from patchslim.search.cost import Budget, MacCost, check_reachable
 from patchslim.search.measured import Measured
@@ -49,6 +51,7 @@ class Task:
     progress: Listener = silent
     known: dict[Any, Any] = field(default_factory=dict)
     report: dict[str, Any] = field(default_factory=dict)
+    budget: Budget | None = None  # the latest that was asked for
 
     @classmethod
     def of(cls, model: nn.Module, images: ImageSource | Tensor, target: Target | None = None, **settings: Any) -> Self:
@@ -58,7 +61,7 @@ class Task:
 
     def at(self, target: Target) -> Self:
         """The same task with another limit; everything found out so far serves it too."""
-        return replace(self, target=target, report={})
+        return replace(self, target=target, report={}, budget=None)
 
     @property
     def info(self) -> HostInfo:
@@ -96,8 +99,10 @@ class Task:
         if self.target.macs is not None:
             check_reachable(draft, self.target.macs, method)
         if self.target.speedup is None:
-            return Budget(MacCost(draft), self.target.macs)
-        return SpeedBudget(self.stopwatch(), draft, self.target.speedup, method)
+            self.budget = Budget(MacCost(draft), self.target.macs)
+        else:
+            self.budget = SpeedBudget(self.stopwatch(), draft, self.target.speedup, method)
+        return self.budget
 
     def stopwatch(self, rectangular: bool = True) -> Stopwatch:
         """Times plans on the device of the host, under the target's conditions."""
@@ -109,19 +114,12 @@ class Task:
         """Patches per block by the measured error of the whole network, within the limit: the plan and its error."""
         budget = budget or self.limit(draft, method)
         measured = Measured(self.host, self.features, self.cache, self.progress, draft, budget, parts or {})
-        found = measured.search(self.target.allowed)
-        self.note_speed(budget)
-        return found
+        return measured.search(self.target.allowed)
 
     def fitted(self, plan: SlimPlan, parts: Mapping[int, nn.Module], **more: Any) -> Fitted:
         """A plan and what its steps own, by block: both sealed by one fingerprint."""
         weights = own_weights(self.host, plan, parts)
         return Fitted(plan.with_(weights=fingerprint(weights)), weights, **more)
-
-    def note_speed(self, budget: Budget) -> None:
-        """Keep what a limit on time found out of the plan's speed."""
-        if isinstance(budget, SpeedBudget):
-            self.report.update(budget.report)
 
     def first(self, ladder: Sequence[Knob], macs: Callable[[Knob], int], ratio: float, method: str) -> Knob:
         """The first of some settings, each cheaper than the one before, within a share of the host's MACs."""
@@ -137,12 +135,11 @@ class Task:
         if self.target.macs is not None:
             return find(self.target.macs)
         if self.target.speedup is not None:
-            return self._as_fast(find)
+            return self._as_fast(find, self.target.speedup)
         return self._as_exact(find, self.target.allowed or 0.0)
 
-    def _as_fast(self, find: Callable[[float], Fitted]) -> Fitted:
-        watch, speedup = self.stopwatch(), self.target.speedup
-        assert speedup is not None
+    def _as_fast(self, find: Callable[[float], Fitted], speedup: float) -> Fitted:
+        watch = self.stopwatch()
 
         def planned(ratio: float) -> tuple[SlimPlan, Fitted]:
             found = find(min(ratio, 1.0))
@@ -174,14 +171,77 @@ class Task:
     @torch.no_grad()
     def error_of(self, found: Fitted) -> float:
         """The relative error of what the head reads, averaged over the images."""
-        model = found.model
-        if model is None:
-            assert found.plan is not None
-            model = apply(self.host.model, found.plan, found.weights)
-        slim, errors = open_slim(model.eval()), []
+        slim, errors = open_slim(model_of(found, self.host.model).eval()), []
         for x, out in self.features.batches(0, self.info.depth):
             state: Any = x
             for block in slim.blocks:
                 state = block(state, None)
             errors.append(relative_error(slim.features(state), self.host.features(out)))
         return float(torch.cat([error.double().cpu() for error in errors]).mean())
+
+
+def fit(method: Any, task: Task) -> Fitted:
+    """What a method makes of a task, its plan signed with how it came about."""
+    name = getattr(method, "name", type(method).__name__)
+    package = package_of(name)
+    try:
+        found = method.fit(task)
+    except PatchslimError:
+        raise
+    except Exception as error:
+        if package is None:
+            raise
+        raise MethodError(
+            f"The method {name} of the package {package} failed ({type(error).__name__}: {first_words(error)}); "
+            "tell its authors, or take another method."
+        ) from error
+    fitted = _checked(found, task, name, package)
+    if isinstance(task.budget, SpeedBudget):
+        task.report.update(task.budget.report)
+    return fitted if fitted.plan is None else replace(fitted, plan=signed(fitted.plan, method, task, fitted))
+
+
+def _checked(found: Any, task: Task, name: str, package: str | None) -> Fitted:
+    """What a method gave; MethodError when it is no result."""
+    whose = f"The method {name}" + ("" if package is None else f" of the package {package}")
+    if not isinstance(found, Fitted) or (found.plan is None) == (found.model is None):
+        raise MethodError(f"{whose} has to return Fitted with a plan or a model, and gave {type(found).__name__}.")
+    if found.plan is not None and not isinstance(found.plan, SlimPlan):
+        raise MethodError(f"{whose} gave a {type(found.plan).__name__} for a plan.")
+    if found.model is not None and not isinstance(found.model, nn.Module):
+        raise MethodError(f"{whose} gave a {type(found.model).__name__} for a model.")
+    if found.plan is not None:
+        try:
+            found.plan.check_fits(task.info)
+        except PlanError as error:
+            raise MethodError(f"{whose} gave a plan for another model: {error}") from None
+    return found
+
+
+def signed(plan: SlimPlan, method: Any, task: Task, found: Fitted) -> SlimPlan:
+    """The plan with a word on how it came about."""
+    macs = plan_macs(task.info, plan)
+    provenance: dict[str, Any] = {
+        "settings": asdict(method) if is_dataclass(method) and not isinstance(method, type) else {},
+        "target": task.target.as_dict(),
+        "seed": task.seed,
+        "tolerance": task.target.allowed,
+        HOST: task.once("weights", lambda: weights_fingerprint(task.host.model)),
+        "images": len(task.images) - task.images.skipped,
+        "errors": dict(found.errors),
+        "macs": macs,
+        "macs_ratio": macs / host_macs(task.info),
+        **dict(found.detail),
+    }
+    if task.report:
+        provenance[SPEED] = dict(task.report)
+    return plan.with_(method=getattr(method, "name", "") or plan.method, provenance=provenance)
+
+
+def model_of(found: Fitted, host: nn.Module) -> nn.Module:
+    """The slim model that a method made of a host."""
+    if found.model is not None:
+        setattr(found.model, MADE, found.macs)
+        return found.model
+    assert found.plan is not None
+    return apply(host, found.plan, found.weights)

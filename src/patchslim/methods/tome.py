@@ -1,7 +1,6 @@
 """`tome`: Token Merging (Bolya et al., Token Merging: Your ViT But Faster, ICLR 2023)."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import ClassVar
 
 from patchslim.hosts import HostInfo
@@ -10,11 +9,9 @@ from patchslim.methods.knob import OneKnob, ReadoutOnly
 from patchslim.steps import Step
 from patchslim.steps.keep import Keep
 from patchslim.steps.tome import ToMe as ToMeStep
-from patchslim.steps.tome import most_pairs
 
 
 @register("tome")
-@dataclass(frozen=True)
 class ToMe(OneKnob):
     """Token Merging: r tokens merge in every block between attention and MLP, by bipartite matching on keys.
 
@@ -38,7 +35,7 @@ class ToMe(OneKnob):
         """r given for every block; no more than half of a block's patches merge."""
         left, steps = info.patches, list[Step]()
         for wanted in removals:
-            r = min(wanted, most_pairs(left))
+            r = min(wanted, left // 2)
             steps.append(ToMeStep(r=r) if r else Keep())
             left -= r
         return steps

@@ -1,7 +1,6 @@
 """`vtp`: Vision Transformer Pruning (Zhu et al., 2021): features of linear layers are pruned, and every patch stays."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar
 
 import torch
@@ -25,7 +24,6 @@ Kept = list[list[Tensor]]  # likewise, numbers of features
 
 
 @register("vtp")
-@dataclass(frozen=True)
 class VTP(OneKnob):
     """VTP: gates on the features that enter each linear layer learn to be sparse, and features with small gates go.
 
@@ -68,9 +66,9 @@ class VTP(OneKnob):
 class Gated(nn.Module):
     """A linear layer behind gates: X* = X diag(a)."""
 
-    def __init__(self, linear: nn.Linear) -> None:
+    def __init__(self, linear: Any) -> None:
         super().__init__()
-        self.linear = linear
+        self.linear: nn.Linear = linear
         self.gate = nn.Parameter(torch.ones(linear.in_features, device=linear.weight.device))
 
     def forward(self, x: Tensor) -> Tensor:
@@ -100,22 +98,20 @@ class Narrow(nn.Module):
 def learn_gates(task: Task, epochs: int) -> Gates:
     """Gates learnt, the weights frozen, from the host's answers and an L1 penalty."""
     lessons = Lessons(task, epochs)
-    gated = [[_gate_(block, name) for name in LINEAR] for block in lessons.host.blocks]
-    gates = [layer.gate for own in gated for layer in own]
+    gates: Gates = []
+    for block in lessons.host.blocks:
+        layers = {name: Gated(block.get_submodule(name)) for name in LINEAR}
+        for name, layer in layers.items():
+            block.set_submodule(name, layer)
+        gates.append([layer.gate for layer in layers.values()])
+    every = [gate for own in gates for gate in own]
 
     def loss(host: Host, images: Tensor, taught: Outputs) -> Tensor:
-        penalty = torch.stack([gate.abs().sum() for gate in gates]).sum()
+        penalty = torch.stack([gate.abs().sum() for gate in every]).sum()
         return lessons.distillation.compare(outputs(host, images), taught) + PRICE * penalty
 
-    lessons.learn(loss, gates, LEARNING_RATE)
-    return [[layer.gate.detach() for layer in own] for own in gated]
-
-
-def _gate_(block: nn.Module, name: str) -> Gated:
-    layer: Any = block.get_submodule(name)
-    gated = Gated(layer)
-    block.set_submodule(name, gated)
-    return gated
+    lessons.learn(loss, every, LEARNING_RATE)
+    return [[gate.detach() for gate in own] for own in gates]
 
 
 def widths(kept: Kept) -> list[list[int]]:

@@ -1,11 +1,12 @@
-"""What plans cost, in MACs or in time, and a limit on it.
+"""What is asked of a search, what plans cost, in MACs or in time, and a limit on that.
 
 A block's time is a sum of what it does, each part at a price of its own, and a plan's is the sum of its blocks. Prices
 are fitted to blocks that were timed. They are never negative, so that a token more is never a gain.
 """
 
+import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, ClassVar, Self, TypeVar
 
 import torch
@@ -13,11 +14,14 @@ from torch import Tensor
 
 from patchslim.errors import BudgetError
 from patchslim.hosts import HostInfo
-from patchslim.macs import head_macs, host_macs
+from patchslim.macs import host_macs, steps_macs
 from patchslim.plan import SlimPlan
 from patchslim.search.schedule import Draft
 from patchslim.steps import Step
+from patchslim.timing.modes import DTYPES, MODES
+from patchslim.timing.stopwatch import Conditions
 
+PAPERS_TOLERANCE = 0.01
 PARTS = 7  # of a block's work, see `parts_of`
 MACS = (1, 2, 3)  # those that every block has and that are counted in MACs
 EXTRAS, EXTRA = (0, 5), 0.1  # those that are there or not, and what they may cost: of a whole block
@@ -28,25 +32,64 @@ Find = Callable[[float], tuple[SlimPlan, Found]]
 
 
 @dataclass(frozen=True)
+class Target:
+    """One of three limits; none is the paper's tolerance of 0.01.
+
+    A speed-up is that of whole batches on the device of the model, against the model as it comes, each in its fastest
+    mode, as `bench` measures it.
+    """
+
+    tolerance: float | None = None  # relative error of what the head reads; of a block's output with Algorithm 1
+    macs: float | None = None  # MACs of the slim model over the host's
+    speedup: float | None = None  # the host's time over the slim model's
+    batch_size: int = 32  # images in a batch that is timed
+    dtype: str = "float32"  # of weights and images that are timed
+    mode: str = "auto"  # eager, compiled, graph, compiled-graph; auto: on a GPU whichever is fastest, else eager
+
+    def __post_init__(self) -> None:
+        if sum(limit is not None for limit in (self.tolerance, self.macs, self.speedup)) > 1:
+            raise BudgetError("Give a tolerance, a MAC ratio or a speed-up: one of them, not both.")
+        if self.speedup is not None and not 1 < self.speedup < math.inf:
+            raise BudgetError(f"The speed-up has to be a number above 1, not {self.speedup}; try 1.6.")
+        if self.tolerance is not None and not 0 <= self.tolerance < math.inf:
+            raise BudgetError(f"The tolerance is a relative error and can't be {self.tolerance}; try 0.01.")
+        if self.macs is not None and not 0 < self.macs < 1:
+            raise BudgetError(f"The MAC ratio has to lie between 0 and 1, not at {self.macs}; try 0.6.")
+        if self.batch_size < 1:
+            raise BudgetError(f"A batch that is timed has at least 1 image, not {self.batch_size}.")
+        if self.dtype not in DTYPES:
+            raise BudgetError(f"There is no dtype {self.dtype!r}; choose one of {', '.join(DTYPES)}.")
+        if self.mode not in ("auto", *MODES):
+            raise BudgetError(f"There is no mode {self.mode!r} to time in; choose one of auto, {', '.join(MODES)}.")
+
+    @property
+    def allowed(self) -> float | None:
+        """The tolerance, the paper's where nothing is asked for; None where MACs or time are the limit."""
+        if self.macs is not None or self.speedup is not None:
+            return None
+        return PAPERS_TOLERANCE if self.tolerance is None else self.tolerance
+
+    @property
+    def conditions(self) -> Conditions:
+        """How a speed-up is timed."""
+        return Conditions(self.batch_size, self.dtype, self.mode)
+
+    def as_dict(self) -> dict[str, Any]:
+        """As JSON-able values."""
+        return asdict(self)
+
+
+@dataclass(frozen=True)
 class MacCost:
-    """MACs, counted in closed form. Each block is counted once."""
+    """MACs, counted in closed form."""
 
     draft: Draft
-    known: dict[tuple[int, int, str], int] = field(default_factory=dict, compare=False)
     multiple: ClassVar[int] = 1
-    unit: ClassVar[str] = "MACs"
+    unit: ClassVar[tuple[str, ...]] = ()
 
     def of(self, counts: Sequence[int]) -> int:
         """MACs per image."""
-        info = self.draft.info
-        total, entering = info.embed_macs, info.patches
-        for layer, step in enumerate(self.draft.steps(tuple(counts), ()), start=1):
-            key = (layer, entering, repr(step))
-            if key not in self.known:
-                self.known[key] = step.macs(info, layer, entering)
-            total += self.known[key]
-            entering = step.leaving(entering)
-        return total + head_macs(info, entering)
+        return steps_macs(self.draft.info, self.draft.steps(tuple(counts), ()))
 
 
 @dataclass(frozen=True)
@@ -60,9 +103,9 @@ class LatencyCost:
     multiple: int = 1  # the device likes tokens, prefix included, by multiples of this
 
     @property
-    def unit(self) -> str:
-        """What it counts, and at which prices; a cache keeps what depends on it apart."""
-        return f"time {self.prices} {self.fixed} {self.multiple}"
+    def unit(self) -> tuple[str, ...]:
+        """What it counts if not MACs, and at which prices; a cache keeps what depends on it apart."""
+        return (f"time {self.prices} {self.fixed} {self.multiple}",)
 
     def share(self, counts: Sequence[int]) -> float:
         """The time over the host's."""

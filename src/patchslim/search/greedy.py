@@ -12,14 +12,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from patchslim.cache import Cache, Key
+from patchslim.cache import Cache
 from patchslim.events import Listener
 from patchslim.evidence.features import Features
 from patchslim.evidence.taylor import GateDerivatives, Removal
 from patchslim.hosts import Host
 from patchslim.macs import host_macs, steps_macs
 from patchslim.plan import SlimPlan, static_plan, static_steps
-from patchslim.search.cost import Budget, MacCost
+from patchslim.search.cost import Budget
 from patchslim.search.measured import measure
 from patchslim.search.schedule import make_divisible
 
@@ -110,23 +110,19 @@ class Greedy:
 
     def error(self, moves: int) -> float:
         """The readout's relative error after so many moves, measured once."""
-        measured = self.cache.once(
-            self._key("error", moves), lambda: {"error": measure(self.host, self.features, self.plan(moves), {})}
-        )
-        value = float(measured["error"])
+        key = ("error", moves, *self.cost.unit)  # every cost has a path of its own
+        entry = self.cache.once(key, lambda: {"error": measure(self.host, self.features, self.plan(moves), {})})
+        value = float(entry["error"])
         self.listen({"event": "stage", "macs_ratio": self.macs(moves) / host_macs(self.info), "error": value})
         return value
 
-    def _key(self, what: str, number: int) -> Key:
-        """Where the cache has it: every cost has a path of its own."""
-        return (what, number) if self.cost.unit == MacCost.unit else (what, number, self.cost.unit)
-
     def _extend(self) -> bool:
         """Go on by one stage; False where nothing is left to remove."""
-        found = self.cache.once(self._key("moves", len(self.stages) - 1), lambda: {"moves": self._stage()})["moves"]
-        self.moves += found
+        key = ("moves", len(self.stages) - 1, *self.cost.unit)
+        entry = self.cache.once(key, lambda: {"moves": self._stage()})
+        self.moves += entry["moves"]
         self.stages.append(len(self.moves))
-        return bool(found)
+        return bool(entry["moves"])
 
     def _stage(self) -> list[int]:
         """The moves by a stride, with derivatives taken where the path stands."""
@@ -155,11 +151,9 @@ class Greedy:
 
     def _saved(self, counts: Sequence[int]) -> list[float]:
         """What one patch less in a block saves, by block from 1 on; 0 where nested sets allow none to go."""
-        now, saved = self.cost.of(counts), [0.0]
-        after = [*counts[1:], 0]
-        least = 1 if self.info.reads_patches else 0
+        now, saved, after = self.cost.of(counts), [0.0], [*counts[1:], 0]
         for block, count in enumerate(counts[: self.derivatives.blocks]):
-            free = count > max(after[block], least)
+            free = count > max(after[block], int(self.info.reads_patches))
             fewer = [*counts[:block], count - 1, *counts[block + 1 :]]
             saved.append(float(now - self.cost.of(fewer)) if free else 0.0)
         return saved

@@ -6,7 +6,8 @@ a candidate is built and run, and judged by what the head reads: ‖f̂ − f‖
 
 import functools
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,20 +23,83 @@ from patchslim.hosts import Host
 from patchslim.macs import host_macs
 from patchslim.plan import SlimPlan
 from patchslim.search.cost import Budget
-from patchslim.search.prefix import PrefixMemory, sorting_blocks
 from patchslim.search.schedule import Counts, Draft, Drops, Error, Fit, concentrate, descend, improve, removing
-from patchslim.slim import slim_blocks
+from patchslim.slim import SlimBlock, slim_blocks
+from patchslim.steps import Tokens
 
 Known = tuple[Counts, Drops]
+Block = Callable[[Any], Any]  # what enters → what leaves
+
+
+class PrefixMemory:
+    """The tokens that leave a block, of every batch, under the last prefixes that were run, within a bound.
+
+    Candidates often agree in their first blocks. Where images choose or group for themselves, what leaves a block
+    depends on the counts up to it and on no other.
+    """
+
+    def __init__(self, limit_bytes: float) -> None:
+        self.limit_bytes, self.used = limit_bytes, 0
+        # By the steps so far, and the patches that static ones keep.
+        self.states = OrderedDict[tuple[tuple[str, ...], tuple[tuple[int, ...], ...]], list[Any]]()
+
+    def run(self, plan: SlimPlan, blocks: Sequence[Block], states: list[Any]) -> list[Any]:
+        """What leaves the last block, of every batch; `states` enter the first."""
+        steps = [repr(step) for step in plan.steps]
+        kept = [] if plan.order is None else [tuple(own) for own in plan.kept]
+        prefixes = [(tuple(steps[:layer]), tuple(kept[:layer])) for layer in range(1, len(blocks))]
+        known = next((layer for layer in range(len(prefixes), 0, -1) if prefixes[layer - 1] in self.states), 0)
+        if known:
+            states = self.states[prefixes[known - 1]]
+            self.states.move_to_end(prefixes[known - 1])
+        for prefix, block in zip(prefixes[known:], blocks[known:], strict=False):
+            states = [block(state) for state in states]
+            self.states[prefix] = states
+            self.used += _bytes(states)
+            while self.used > self.limit_bytes and self.states:  # forget what was not asked for the longest
+                _, oldest = self.states.popitem(last=False)
+                self.used -= _bytes(oldest)
+        return [blocks[-1](state) for state in states]
+
+
+def _bytes(states: list[Any]) -> int:
+    parts = [part for state in states for part in ([state] if isinstance(state, Tensor) else state)]
+    return sum(part.nbytes for part in parts if isinstance(part, Tensor))
+
+
+def sorting_blocks(plan: SlimPlan, blocks: Sequence[SlimBlock]) -> list[Block]:
+    """A static plan's blocks that each put the patches first that stay, and leave them in the host's order.
+
+    A slim model sorts once, by how long patches stay. But then what leaves a block is in an order, and is rounded in
+    ways, that later counts decide.
+    """
+    assert blocks[0].entrance is not None
+    blocks[0].entrance.order = None
+    alive, found = list(range(plan.host.patches)), list[Block]()
+    for block, kept in zip(blocks, plan.kept, strict=True):
+        stay = set(kept)
+        places = sorted(range(len(alive)), key=lambda place: alive[place] not in stay)  # stable
+        found.append(block if places == sorted(places) else _after_sorting(block, places, plan.host.prefix_tokens))
+        alive = kept
+    return found
+
+
+def _after_sorting(block: Block, places: list[int], prefix: int) -> Block:
+    every = torch.tensor([*range(prefix), *(prefix + place for place in places)])
+
+    def call(state: Any) -> Any:
+        if not isinstance(state, Tokens):
+            return block(state.index_select(1, every.to(state.device)))
+        order = every.to(state.x.device)
+        size = None if state.size is None else state.size.index_select(1, order)
+        return block(Tokens(state.x.index_select(1, order), size))
+
+    return call
 
 
 @torch.no_grad()
 def measure(
-    host: Host,
-    features: Features,
-    plan: SlimPlan,
-    parts: Mapping[int, nn.Module],
-    memory: PrefixMemory | None = None,
+    host: Host, features: Features, plan: SlimPlan, parts: Mapping[int, nn.Module], memory: PrefixMemory | None = None
 ) -> float:
     """The readout's relative error under a plan, averaged over the images."""
     depth = host.info.depth
@@ -48,13 +112,19 @@ def measure(
         ends = memory.run(plan, blocks, [x for (x,) in features.batches(0)])
         pairs = zip(ends, (out for (out,) in features.batches(depth)), strict=True)
     else:
-        whole = functools.partial(functools.reduce, lambda state, block: block(state), blocks)
-        pairs = ((whole(x), out) for x, out in features.batches(0, depth))
+        pairs = ((_through(blocks, x), out) for x, out in features.batches(0, depth))
     errors = [relative_error(host.features(end), host.features(out)).double().cpu() for end, out in pairs]
     value = float(torch.cat(errors).mean())
     if not math.isfinite(value):
         raise PatchslimError("The error is not a finite number; the model's weights or the images are broken.")
     return value
+
+
+def _through(blocks: Iterable[Block], state: Any) -> Any:
+    """What leaves the last of some blocks."""
+    for block in blocks:
+        state = block(state)
+    return state
 
 
 @dataclass
@@ -81,10 +151,11 @@ class Measured:
         """The best plan found within the budget, or within the tolerance, and its error."""
         if tolerance is None:
             plan, known = self.budget.meet(self.find)
-            return plan, self.error(*known)
-        counts = self.within(tolerance)
-        drops = self.choose_drops(counts)
-        return self.draft.plan(counts, drops), self.error(counts, drops)
+        else:
+            counts = self.within(tolerance)
+            known = counts, self.choose_drops(counts)
+            plan = self.draft.plan(*known)
+        return plan, self.error(*known)
 
     def find(self, ratio: float) -> tuple[SlimPlan, Known]:
         """The best plan at a ratio: searched for all the way once, after that by scaling the same removals."""

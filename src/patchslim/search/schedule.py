@@ -1,4 +1,4 @@
-"""What a search varies: how many patches each block keeps, and plans of one kind drafted from that. The counts come down
+"""What a search varies: how many patches each block keeps, and plans of one kind drafted from that. Counts come down
 from nothing removed to a budget, and are then improved move by move at that budget."""
 
 import math
@@ -51,7 +51,7 @@ class Schedule:
         return [float(above[block] - counts[block]) for block in range(self.blocks)]
 
     def moved(self, counts: Counts, block: int, more: float) -> list[float]:
-        """The removals that lead to some counts, one block's (from 0) by so many patches more, or by fewer down to 0."""
+        """The removals that lead to some counts, one block's (from 0) by so many patches more, or fewer."""
         removals = self.removals(counts)
         removals[block] = max(0.0, removals[block] + more)
         return removals
@@ -123,9 +123,7 @@ class Draft:
 
     def fewest(self) -> Counts:
         """The fewest patches per block that a plan can keep."""
-        if self.empties:
-            return (1 if self.info.reads_patches else 0,) * self.info.depth
-        return self.schedule().least
+        return (int(self.info.reads_patches),) * self.info.depth if self.empties else self.schedule().least
 
 
 Fit = Callable[[Sequence[float]], Counts]  # removals, scaled to the budget

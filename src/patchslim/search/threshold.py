@@ -1,7 +1,5 @@
 """Thresholds for G's scores such that images take a given number of MACs on average."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

@@ -1,5 +1,5 @@
-"""Algorithm 1: prune from the last block to the first, each block as far as the error of the next one allows; and from a
-budget to its tolerance, by bisection."""
+"""Algorithm 1: prune from the last block to the first, each block as far as the error of the next one allows; and from
+a budget to its tolerance, by bisection."""
 
 import copy
 import math
@@ -49,30 +49,22 @@ class TopDown:
     def __post_init__(self) -> None:
         self.info, self.network = self.host.info, Network(self.host, self.carry)
 
-    @property
-    def start(self) -> Partial:
-        """Line 1: nothing of the last block but the prefix, if that is what the head reads; else nothing decided."""
-        return Partial(list(range(self.info.patches)), {} if self.info.reads_patches else {self.info.depth: 0})
-
-    def search(self, tolerance: float, tune: bool, budget: float | None = None) -> Partial:
-        """Lines 2 to 11. With a limit on the cost, OverBudget as soon as it can't be met."""
-        partial = self.start
-        for layer in self._undecided():
-            partial = self._decide(partial, layer, self._candidates(partial, layer), tolerance, tune)
-            if budget is not None and self.least_cost(partial, layer) > budget:
+    def search(
+        self, tolerance: float, tune: bool, budget: float = math.inf, counts: Mapping[int, int] | None = None
+    ) -> Partial:
+        """All lines. OverBudget as soon as a limit on the cost can't be met."""
+        # Line 1: nothing of the last block but the prefix, if that is what the head reads; else nothing decided.
+        partial = Partial(list(range(self.info.patches)), {} if self.info.reads_patches else {self.info.depth: 0})
+        for layer in range(self.info.depth - len(partial.counts), 0, -1):
+            candidates = self._candidates(partial, layer) if counts is None else [counts[layer]]
+            partial = self._decide(partial, layer, candidates, tolerance, tune)
+            if self.least_cost(partial, layer) > budget:
                 raise OverBudget
         return partial
 
     def at_counts(self, counts: Mapping[int, int], tune: bool) -> Partial:
         """The same descent with the patches per block given instead of a tolerance."""
-        partial = self.start
-        for layer in self._undecided():
-            partial = self._decide(partial, layer, [counts[layer]], math.inf, tune)
-        return partial
-
-    def _undecided(self) -> range:
-        """Blocks that the start leaves open, the last one first."""
-        return range(self.info.depth - len(self.start.counts), 0, -1)
+        return self.search(math.inf, tune, counts=counts)
 
     def least_cost(self, partial: Partial, layer: int) -> float:
         """The cost if every block below `layer` kept no more than `layer` does, the least that nesting allows."""

@@ -46,7 +46,7 @@ class Step(BaseModel):
     exact: ClassVar[bool] = True  # what a token stands for is known patch by patch
     placed: ClassVar[bool] = True  # afterwards it is known where each patch token sits
     halfway: ClassVar[bool] = False  # every token attends, and those that stay pass the MLP
-
+    runner: ClassVar[type["Runner"]]  # the class that names this one as what it `runs`
     kind: str
 
     @property
@@ -94,8 +94,8 @@ class Step(BaseModel):
         return self.work(info, layer, entering, kept).macs(info.blocks[layer - 1])
 
     def module(self, info: HostInfo, layer: int, entering: int) -> nn.Module:
-        """What runs the step in block `layer` (from 1): maps (state, block) to state. What it learnt is its own."""
-        raise NotImplementedError
+        """What runs the step in block `layer` (from 1)."""
+        return self.runner(self, info, layer, entering)
 
     def reference(self, seen: Seen) -> Choice:
         """The same for one image, in plain loops, for the masked reference."""
@@ -170,13 +170,18 @@ def class_attention_macs(info: HostInfo, shape: BlockShape, patches: int) -> int
 
 
 class Runner(nn.Module):
-    """Runs a step that keeps n patches: maps (state, block) to state. `part` names what it learnt, if anything."""
+    """Runs a kind of step: maps (state, block) to state. `part` names what it learnt and owns, if anything."""
 
     part: ClassVar[str | None] = None
 
-    def __init__(self, info: HostInfo, n: int) -> None:
+    def __init_subclass__(cls, runs: type[Step] | None = None) -> None:
+        super().__init_subclass__()
+        if runs is not None:
+            runs.runner = cls
+
+    def __init__(self, step: Any, info: HostInfo, layer: int, entering: int) -> None:
         super().__init__()
-        self.n, self.prefix, self.reads_class = n, info.prefix_tokens, info.reads_class
+        self.n, self.prefix, self.reads_class = step.kept(entering), info.prefix_tokens, info.reads_class
 
     def extra_repr(self) -> str:
         """Shown by print(model)."""

@@ -5,9 +5,6 @@ This is the paper's Eq. 2 to the letter, and its FLOPs formula.
 
 from typing import Any, ClassVar, Literal
 
-from torch import nn
-
-from patchslim.hosts import HostInfo
 from patchslim.steps.base import Counted, Runner, register_step
 from patchslim.steps.reference import Choice, Seen
 from patchslim.steps.tokens import Tokens
@@ -25,16 +22,12 @@ class Carry(Counted):
         """All: none leaves the network."""
         return entering
 
-    def module(self, info: HostInfo, layer: int, entering: int) -> nn.Module:
-        """Computes the first rows and leaves the others as they are."""
-        return CarryRunner(info, self.n)
-
     def reference(self, seen: Seen) -> Choice:
         """The plan's own patches are computed; the others stay."""
         return Choice(seen.first, stays=True)
 
 
-class CarryRunner(Runner):
+class CarryRunner(Runner, runs=Carry):
     """Queries from the prefix and the first patches; the others follow unchanged."""
 
     def forward(self, state: Tokens, block: Any) -> Tokens:

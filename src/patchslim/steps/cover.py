@@ -6,8 +6,6 @@ product and one maximum. Nothing is sorted or looked up.
 
 from typing import Any, ClassVar, Literal
 
-from torch import nn
-
 from patchslim.hosts import HostInfo, Incoming
 from patchslim.kernels.match import all_into_first, unit_keys
 from patchslim.kernels.merge import merge
@@ -30,10 +28,6 @@ class Cover(Choosing):
         likeness = self.n * gone * shape.attention_width + class_attention_macs(info, shape, entering)
         return likeness + averaging_macs(shape, self.n, gone)
 
-    def module(self, info: HostInfo, layer: int, entering: int) -> nn.Module:
-        """Merges, then runs the block."""
-        return CoverRunner(info, self.n)
-
     def reference(self, seen: Seen) -> Choice:
         """Every patch that goes joins the most similar one that stays, by the cosine of keys."""
         incoming = seen.incoming()
@@ -45,7 +39,7 @@ class Cover(Choosing):
         return Choice(seen.first, into, seen.weights(incoming))
 
 
-class CoverRunner(Reducing):
+class CoverRunner(Reducing, runs=Cover):
     """Averages go by the class token's attention where the head reads it, else by size."""
 
     def reduce(self, state: Any, incoming: Incoming, block: Any) -> Tokens:

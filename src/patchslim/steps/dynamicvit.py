@@ -23,14 +23,14 @@ class DynamicViT(Choosing):
         """As the plan says."""
         return 0 if self.prefix_only else self.n
 
-    def work(self, info: HostInfo, layer: int, entering: int, kept: int | None = None) -> Work:
-        """The predictor on all that come in; the block on those that stay."""
-        choice = predictor_macs(info.width, entering)
-        return super().work(info, layer, entering, kept)._replace(keys=info.prefix_tokens + self.n, choice=choice)
+    def choice_macs(self, info: HostInfo, layer: int, entering: int) -> int:
+        """The predictor's four linear layers on all patches that come in."""
+        width, half, quarter = info.width, max(1, info.width // 2), max(1, info.width // 4)
+        return entering * (width * width + width * half + half * quarter + 2 * quarter)
 
-    def module(self, info: HostInfo, layer: int, entering: int) -> nn.Module:
-        """Chooses, then runs the block."""
-        return DynamicViTRunner(self, info)
+    def work(self, info: HostInfo, layer: int, entering: int, kept: int | None = None) -> Work:
+        """The block reads only those that stay."""
+        return super().work(info, layer, entering, kept)._replace(keys=info.prefix_tokens + self.n)
 
 
 class KeepPredictor(nn.Module):
@@ -40,14 +40,9 @@ class KeepPredictor(nn.Module):
         super().__init__()
         self.own = width // 2  # features that stay the patch's own; the others are averaged
         self.enter = nn.Sequential(nn.LayerNorm(width), nn.Linear(width, width), nn.GELU())
-        widths = (width, max(1, width // 2), max(1, width // 4))
-        self.leave = nn.Sequential(
-            nn.Linear(widths[0], widths[1]),
-            nn.GELU(),
-            nn.Linear(widths[1], widths[2]),
-            nn.GELU(),
-            nn.Linear(widths[2], 2),
-        )
+        half, quarter = max(1, width // 2), max(1, width // 4)
+        narrowing = (nn.Linear(width, half), nn.GELU(), nn.Linear(half, quarter), nn.GELU(), nn.Linear(quarter, 2))
+        self.leave = nn.Sequential(*narrowing)
 
     def forward(self, patches: Tensor, there: Tensor | None = None) -> Tensor:
         """(B, t, d), and how much each patch is there (B, t), else all are → (B, t, 2), [..., 0] for keeping."""
@@ -60,25 +55,19 @@ class KeepPredictor(nn.Module):
         return F.log_softmax(self.leave(torch.cat([own, mean.expand(-1, y.shape[1], -1)], dim=2)), dim=-1)
 
 
-def predictor_macs(width: int, patches: int) -> int:
-    """Four linear layers on every patch."""
-    half, quarter = max(1, width // 2), max(1, width // 4)
-    return patches * (width * width + width * half + half * quarter + 2 * quarter)
-
-
-class DynamicViTRunner(Runner):
+class DynamicViTRunner(Runner, runs=DynamicViT):
     """Patches really go before the block computes anything."""
 
     part = "predictor"
 
-    def __init__(self, step: DynamicViT, info: HostInfo) -> None:
-        super().__init__(info, step.n)
-        self.only = info.prefix_tokens if step.prefix_only else 0
+    def __init__(self, step: DynamicViT, info: HostInfo, layer: int, entering: int) -> None:
+        super().__init__(step, info, layer, entering)
+        self.n, self.prefix_only = step.n, step.prefix_only
         self.predictor = KeepPredictor(info.width).requires_grad_(False)
 
     def forward(self, tokens: Tokens, block: Any) -> Tokens:
         """(B, p + t, d) → (B, p + n, d)."""
         rank = self.predictor(tokens.x[:, self.prefix :])[..., 0].float().argsort(dim=1, descending=True)
         kept = pick(tokens, rank[:, : self.n], self.prefix)
-        x: Tensor = block.math.run(block, kept.x, self.only or kept.x.shape[1])
+        x: Tensor = block.math.run(block, kept.x, self.prefix if self.prefix_only else kept.x.shape[1])
         return kept._replace(x=x)

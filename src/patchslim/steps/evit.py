@@ -3,7 +3,7 @@
 from typing import ClassVar, Literal
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from patchslim.hosts import HostInfo
 from patchslim.kernels.match import take
@@ -26,10 +26,6 @@ class EViT(Choosing):
         tokens, shape = info.prefix_tokens + entering, info.blocks[layer - 1]
         return tokens * shape.attention_width + (entering - self.n + 1) * shape.width
 
-    def module(self, info: HostInfo, layer: int, entering: int) -> nn.Module:
-        """Chooses between attention and MLP."""
-        return EViTRunner(info, self.n - 1)
-
 
 def choose(attention: Tensor, n: int) -> tuple[Tensor, Tensor]:
     """The n most attended patches, most attended first, and the others: (B, t) → (B, n), (B, t - n)."""
@@ -42,8 +38,8 @@ def fuse(patches: Tensor, attention: Tensor, others: Tensor) -> Tensor:
     return take(attention, others)[:, None].to(patches.dtype) @ take(patches, others)
 
 
-class EViTRunner(Halfway):
-    """The n most attentive patches and one fused token."""
+class EViTRunner(Halfway, runs=EViT):
+    """The most attentive patches and one fused token."""
 
     def read(self, q: Tensor, k: Tensor, scale: float) -> Tensor:
         """The class token's own row of attention, averaged over heads: (B, p + t)."""
@@ -52,10 +48,10 @@ class EViTRunner(Halfway):
         return row[:, :, 0].mean(dim=1)
 
     def reduce(self, tokens: Tokens, seen: Tensor) -> Tokens:
-        """(B, p + t, d) → (B, p + n + 1, d), the fused token last."""
-        patches, attention = tokens.x[:, self.prefix :], seen[:, self.prefix :]
-        kept, others = choose(attention, self.n)
+        """(B, p + t, d) → (B, p + n, d), the fused token last."""
+        patches, attention, fused = tokens.x[:, self.prefix :], seen[:, self.prefix :], self.n - 1
+        kept, others = choose(attention, fused)
         parts = [tokens.x[:, : self.prefix], take(patches, kept), fuse(patches, attention, others)]
         owner = tokens.owner
-        owner = None if owner is None else moved(owner, places(kept, attention.shape[1], others=self.n))
+        owner = None if owner is None else moved(owner, places(kept, attention.shape[1], others=fused))
         return Tokens(torch.cat(parts, dim=1), owner=owner)

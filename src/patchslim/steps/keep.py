@@ -2,10 +2,7 @@
 
 from typing import Any, ClassVar, Literal
 
-from torch import nn
-
-from patchslim.hosts import HostInfo
-from patchslim.steps.base import Step, register_step
+from patchslim.steps.base import Runner, Step, register_step
 from patchslim.steps.reference import Choice, Seen
 from patchslim.steps.tokens import Tokens
 
@@ -17,16 +14,12 @@ class Keep(Step):
     packs: ClassVar[bool] = True
     kind: Literal["keep"] = "keep"
 
-    def module(self, info: HostInfo, layer: int, entering: int) -> nn.Module:
-        """The block as the host has it."""
-        return KeepRunner()
-
     def reference(self, seen: Seen) -> Choice:
         """All that are there."""
         return Choice(seen.alive)
 
 
-class KeepRunner(nn.Module):
+class KeepRunner(Runner, runs=Keep):
     """Runs the whole block on every token of any state."""
 
     def forward(self, state: Any, block: Any) -> Any:

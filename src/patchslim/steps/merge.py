@@ -43,10 +43,6 @@ class Merge(Choosing):
             choice += averaging_macs(shape, entering // 2, entering - self.n)  # only every second patch takes any in
         return choice
 
-    def module(self, info: HostInfo, layer: int, entering: int) -> nn.Module:
-        """Merges, then runs the block."""
-        return MergeRunner(self, info, layer)
-
     def reference(self, seen: Seen) -> Choice:
         """Pairs by plain loops."""
         info, weights = seen.host.info, seen.weights(seen.incoming())
@@ -77,13 +73,13 @@ def distance_channels(info: HostInfo) -> int:
     return max(1, min(CHANNELS, most))
 
 
-class MergeRunner(Reducing):
+class MergeRunner(Reducing, runs=Merge):
     """Pairs of least weight times distance become one; what the class token attends to weighs more."""
 
     part = "distance"
 
-    def __init__(self, step: Merge, info: HostInfo, layer: int) -> None:
-        super().__init__(info, step.n)
+    def __init__(self, step: Merge, info: HostInfo, layer: int, entering: int) -> None:
+        super().__init__(step, info, layer, entering)
         self.drop = step.drop
         self.distance = make_distance(info.blocks[layer - 1].width, step.channels)
 

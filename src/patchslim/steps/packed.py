@@ -2,9 +2,9 @@
 within each image of them."""
 
 import functools
-import itertools
 import warnings
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any, NamedTuple
 
 import torch
@@ -14,13 +14,10 @@ from torch import Tensor
 from patchslim.errors import PatchslimWarning
 from patchslim.kernels.attention import Mix, plain
 
-varlen_attn: Any
 try:
-    from torch.nn.attention import varlen
-
-    varlen_attn = varlen.varlen_attn
+    from torch.nn.attention.varlen import varlen_attn
 except ImportError:  # a torch built without it
-    varlen_attn = None
+    varlen_attn = None  # type: ignore[assignment]
 
 HALF = (torch.float16, torch.bfloat16)  # in which packed attention runs, on NVIDIA's and AMD's GPUs
 
@@ -54,13 +51,9 @@ class Packed(NamedTuple):
         """What leaves the last block, where all images keep alike: (B, p + n, d)."""
         return self.x.reshape(len(self.lengths), -1, self.x.shape[-1])
 
-    def grid(self, prefix: int) -> tuple[Tensor, Tensor]:
-        """Images by patches: token numbers, and where they are real, both (B, t)."""
-        return grid(self.lengths, self.x.device, prefix)
-
     def keeping(self, stay: Tensor, prefix: int) -> "Packed":
         """The prefix and the patches that stay: stay (B, t) on the grid."""
-        index, real = self.grid(prefix)
+        index, real = grid(self.lengths, self.x.device, prefix)
         keep = torch.ones(self.x.shape[1], dtype=torch.bool, device=self.x.device)
         keep[index[real]] = stay[real]
         lengths = (stay.sum(dim=1) + prefix).tolist()
@@ -71,7 +64,7 @@ class Packed(NamedTuple):
         """No patch stays."""
         if max(self.lengths) == prefix:
             return self
-        return self.keeping(torch.zeros_like(self.grid(prefix)[1]), prefix)
+        return self.keeping(torch.zeros_like(grid(self.lengths, self.x.device, prefix)[1]), prefix)
 
 
 def pack(x: Tensor, prefix: int) -> Packed:
@@ -116,13 +109,11 @@ class PackedMix:
         return torch.cat([plain(*image, **how) for image in images], dim=2)
 
     def _varlen(self, q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
-        flat = [part[0].transpose(0, 1).contiguous() for part in (q, k, v)]  # (T, H, d_h)
-        ends = [
-            torch.tensor([0, *itertools.accumulate(lengths)], dtype=torch.int32, device=q.device)
-            for lengths in (self.lengths, self.lengths_in)
-        ]
-        out = varlen_attn(*flat, *ends, max(self.lengths), max(self.lengths_in), scale=scale)
-        return out.transpose(0, 1)[None]  # type: ignore[no-any-return]
+        counts = (self.lengths, self.lengths_in)
+        q, k, v = (part[0].transpose(0, 1).contiguous() for part in (q, k, v))  # (T, H, d_h)
+        ends, ends_in = (torch.tensor([0, *accumulate(own)], dtype=torch.int32, device=q.device) for own in counts)
+        mixed: Any = varlen_attn(q, k, v, ends, ends_in, max(self.lengths), max(self.lengths_in), scale=scale)
+        return mixed.transpose(0, 1)[None]  # type: ignore[no-any-return]
 
     def _padded(self, q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
         """Attention on filled-up images with the filling masked; everything else in the block stays packed."""

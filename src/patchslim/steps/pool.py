@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from patchslim.hosts import HostInfo
-from patchslim.steps.base import Step, register_step
+from patchslim.steps.base import Runner, Step, register_step
 from patchslim.steps.tokens import Tokens, moved
 
 KERNEL, STRIDE = 3, 2  # the paper's, along the sequence of patches
@@ -36,19 +36,13 @@ class Pool(Step):
         if entering < KERNEL:
             raise ValueError(f"pools {entering} patches; it takes at least {KERNEL}")
 
-    def module(self, info: HostInfo, layer: int, entering: int) -> nn.Module:
-        """Runs the block, then pools."""
-        return PoolRunner(entering, info.width, info.prefix_tokens)
 
-
-class PoolRunner(nn.Module):
+class PoolRunner(Runner, runs=Pool):
     """Max pooling; prefix tokens pass. A position embedding is added, begins at zero and learns in recovery."""
 
-    def __init__(self, patches: int, width: int, prefix: int) -> None:
-        """patches: those that come in."""
-        super().__init__()
-        self.prefix = prefix
-        self.position = nn.Parameter(torch.zeros(1, pooled(patches), width))
+    def __init__(self, step: Pool, info: HostInfo, layer: int, entering: int) -> None:
+        super().__init__(step, info, layer, entering)
+        self.position = nn.Parameter(torch.zeros(1, pooled(entering), info.width))
 
     def forward(self, tokens: Tokens, block: Any) -> Tokens:
         """(B, p + t, d) → (B, p + ⌊(t - 3) / 2⌋ + 1, d)."""

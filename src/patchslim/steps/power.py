@@ -3,9 +3,8 @@
 from typing import Any, ClassVar, Literal
 
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
-from patchslim.hosts import HostInfo
 from patchslim.kernels.attention import Mix
 from patchslim.steps.base import Choosing, Halfway, register_step
 from patchslim.steps.tokens import Tokens, pick
@@ -19,10 +18,6 @@ class Power(Choosing):
     halfway: ClassVar[bool] = True  # reading the map costs additions only
     kind: Literal["power"] = "power"
 
-    def module(self, info: HostInfo, layer: int, entering: int) -> nn.Module:
-        """Chooses between attention and MLP."""
-        return PowerRunner(info, self.n)
-
 
 def significance(maps: Tensor, rows: Tensor | None = None) -> Tensor:
     """The attention that each token receives, over all heads and rows: (B, H, n, n) → (B, n).
@@ -34,7 +29,7 @@ def significance(maps: Tensor, rows: Tensor | None = None) -> Tensor:
     return maps.sum(dim=(1, 2))
 
 
-class PowerRunner(Halfway):
+class PowerRunner(Halfway, runs=Power):
     """The whole map is read, so attention can't be fused here."""
 
     def attend(self, attention: Mix, q: Tensor, k: Tensor, v: Tensor, **how: Any) -> tuple[Tensor, Tensor]:

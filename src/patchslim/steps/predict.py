@@ -4,14 +4,14 @@ import math
 from typing import Any, Literal
 
 from pydantic import Field
-from torch import Tensor, nn
+from torch import Tensor
 
 from patchslim.hosts import HostInfo, Incoming
 from patchslim.kernels.match import TINY, pairs_by_keys, unit_keys
 from patchslim.kernels.merge import merge
 from patchslim.steps.base import Choosing, Reducing, averaging_macs, class_attention_macs, register_step
 from patchslim.steps.reference import Choice, Seen, join_pairs
-from patchslim.steps.selector import SelectorKind, as_fp32, make_selector, selector_macs, told
+from patchslim.steps.selector import SelectorKind, make_selector, selector_macs, told
 from patchslim.steps.tokens import Tokens, merged_tokens, pick
 
 
@@ -48,10 +48,6 @@ class Predict(Choosing):
             choice += averaging_macs(shape, entering // 2, entering - self.n)
         return choice
 
-    def module(self, info: HostInfo, layer: int, entering: int) -> nn.Module:
-        """Asks G, then runs the block."""
-        return PredictRunner(self, info)
-
     def reference(self, seen: Seen) -> Choice:
         """The best by G's word, or pairs by plain loops."""
         incoming, info = seen.incoming(), seen.host.info
@@ -77,19 +73,19 @@ def _matter(score: list[float], attended: list[float] | None) -> list[float]:
     return [math.sqrt(own * max(other, TINY)) for own, other in zip(share, attended, strict=True)]
 
 
-class PredictRunner(Reducing):
+class PredictRunner(Reducing, runs=Predict):
     """Patches with the largest log ŝ stay; or pairs of least weight times distance become one."""
 
     part = "selector"
 
-    def __init__(self, step: Predict, info: HostInfo) -> None:
-        super().__init__(info, step.n)
+    def __init__(self, step: Predict, info: HostInfo, layer: int, entering: int) -> None:
+        super().__init__(step, info, layer, entering)
         self.merge, self.tracks = step.merge, step.tracks
         self.selector = make_selector(info, step.selector, step.hidden)
 
     def reduce(self, state: Any, incoming: Incoming, block: Any) -> Tokens:
         """(B, p + t, …) → (B, p + n, …)."""
-        score = as_fp32(self.selector(incoming.y[:, self.prefix :], state.place if self.tracks else None))
+        score = self.selector(incoming.y[:, self.prefix :], state.place if self.tracks else None).float()
         if not self.merge:
             # Not a sort: compilers make a kernel for every length of one, and that takes them minutes.
             return pick(state, score.topk(self.n, dim=1).indices, self.prefix)
@@ -104,5 +100,5 @@ def weigh(score: Tensor, importance: Tensor | None) -> Tensor:
     """
     share = score.log_softmax(dim=1)
     if importance is not None:
-        share = (share + as_fp32(importance).clamp_min(TINY).log()) / 2
+        share = (share + importance.float().clamp_min(TINY).log()) / 2
     return (share - share.amax(dim=1, keepdim=True)).exp()

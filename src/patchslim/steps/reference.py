@@ -10,6 +10,7 @@ from patchslim.hosts import Host, Incoming
 from patchslim.kernels.match import TINY
 
 Likeness = Callable[[int, int], float]  # of two patches, by their places
+Halves = tuple[Sequence[int], Sequence[int]]  # places of patches that may join, and of those that they may join
 
 
 class Choice(NamedTuple):
@@ -33,33 +34,23 @@ class Seen:
     own: nn.Module  # what the step owns
     first: list[int]  # the plan's patches for this block, where it has an order
 
-    @property
-    def block(self) -> nn.Module:
-        """The host's block."""
-        return self.host.blocks[self.layer - 1]
-
     def incoming(self) -> Incoming:
         """What the block reads of the living patches."""
-        prefix = self.host.info.prefix_tokens
-        return self.host.math.read(self.block, self.x[:, [*range(prefix), *(prefix + patch for patch in self.alive)]])
+        prefix, block = self.host.info.prefix_tokens, self.host.blocks[self.layer - 1]
+        return self.host.math.read(block, self.x[:, [*range(prefix), *(prefix + patch for patch in self.alive)]])
 
     def weights(self, incoming: Incoming) -> dict[int, float]:
         """How much each living patch counts: by class attention, mean 1, where a class token is read, else by size."""
-        sizes = [self.size[patch] for patch in self.alive]
-        if not self.host.info.reads_class:
-            return dict(zip(self.alive, sizes, strict=True))
-        prefix = self.host.info.prefix_tokens
-        every = self.x.new_tensor([[1.0] * prefix + sizes])
-        attention = self.host.math.class_attention(self.block, incoming, every)[0, prefix:] * len(self.alive)
-        return dict(zip(self.alive, attention.tolist(), strict=True))
+        weights, prefix = [self.size[patch] for patch in self.alive], self.host.info.prefix_tokens
+        if self.host.info.reads_class:
+            every, block = self.x.new_tensor([[1.0] * prefix + weights]), self.host.blocks[self.layer - 1]
+            attention = self.host.math.class_attention(block, incoming, every)[0, prefix:] * len(self.alive)
+            weights = attention.tolist()
+        return dict(zip(self.alive, weights, strict=True))
 
 
 def join_pairs(
-    alive: Sequence[int],
-    near: Likeness,
-    weight: Sequence[float],
-    r: int,
-    halves: tuple[Sequence[int], Sequence[int]] | None = None,
+    alive: Sequence[int], near: Likeness, weight: Sequence[float], r: int, halves: Halves | None = None
 ) -> tuple[list[int], dict[int, int]]:
     """(patches that stay, patch that goes → patch it joins).
 

@@ -6,7 +6,6 @@ All kinds read the normalised input y = LN1(Z_{l-1}), which the block computes a
 import math
 from typing import Any, Literal
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -20,9 +19,9 @@ HIDDEN = 12  # the MLP's hidden layer is this many times narrower than the host:
 class MlpSelector(nn.Module):
     """A two-layer MLP on every patch by itself."""
 
-    def __init__(self, width: int, hidden: int) -> None:
+    def __init__(self, info: HostInfo, hidden: int) -> None:
         super().__init__()
-        self.fc1, self.fc2 = nn.Linear(width, hidden), nn.Linear(hidden, 1)
+        self.fc1, self.fc2 = nn.Linear(info.width, hidden), nn.Linear(hidden, 1)
 
     def start_at_(self, score: float) -> None:
         """Begin around this log score."""
@@ -37,10 +36,10 @@ class MlpSelector(nn.Module):
 class ContextSelector(MlpSelector):
     """The same, told what the image's patches are like on average: a patch matters by what the others are."""
 
-    def __init__(self, width: int, hidden: int, patches: int) -> None:
-        super().__init__(width, hidden)
-        self.patches = patches
-        self.context = nn.Linear(width, hidden, bias=False)
+    def __init__(self, info: HostInfo, hidden: int) -> None:
+        super().__init__(info, hidden)
+        self.patches = info.patches
+        self.context = nn.Linear(info.width, hidden, bias=False)
 
     def forward(self, y: Tensor, place: Tensor | None = None) -> Tensor:
         """y (B, n, d), place (B, n) → log ŝ (B, n). Rows whose place is N only fill up and are not averaged."""
@@ -56,9 +55,9 @@ class ContextSelector(MlpSelector):
 class PoolSelector(nn.Module):
     """The paper's: pool the channels, a linear layer over the N patch positions, an activation."""
 
-    def __init__(self, patches: int) -> None:
+    def __init__(self, info: HostInfo, hidden: int) -> None:
         super().__init__()
-        self.fc = nn.Linear(patches, patches)
+        self.fc = nn.Linear(info.patches, info.patches)
 
     def start_at_(self, score: float) -> None:
         """Begin around this log score."""
@@ -74,18 +73,12 @@ class PoolSelector(nn.Module):
 
 
 Selector = MlpSelector | ContextSelector | PoolSelector
+SELECTORS: dict[SelectorKind, type[Selector]] = {"context": ContextSelector, "mlp": MlpSelector, "pool": PoolSelector}
 
 
 def make_selector(info: HostInfo, kind: SelectorKind, hidden: int) -> Selector:
     """A fresh G for one block of a host; it learns only in a training of its own."""
-    made: Selector
-    if kind == "pool":
-        made = PoolSelector(info.patches)
-    elif kind == "context":
-        made = ContextSelector(info.width, hidden, info.patches)
-    else:
-        made = MlpSelector(info.width, hidden)
-    return made.requires_grad_(False)
+    return SELECTORS[kind](info, hidden).requires_grad_(False)
 
 
 def hidden_width(info: HostInfo, kind: SelectorKind) -> int:
@@ -107,8 +100,3 @@ def told(seen: Seen, incoming: Incoming) -> dict[int, float]:
     y = incoming.y[:, seen.host.info.prefix_tokens :]
     score = selector(y, seen.x.new_tensor([seen.alive]).long())[0].tolist()
     return dict(zip(seen.alive, score, strict=True))
-
-
-def as_fp32(score: Tensor) -> Tensor:
-    """Scores are compared in fp32 whatever the network runs in."""
-    return score.to(torch.float32)

@@ -6,9 +6,7 @@ a slice: no index tensor in the graph, nothing for a compiler or an exporter to 
 
 from typing import Any, ClassVar, Literal
 
-from torch import nn
-
-from patchslim.hosts import HostInfo, Incoming
+from patchslim.hosts import Incoming
 from patchslim.steps.base import Counted, Reducing, register_step
 from patchslim.steps.reference import Choice, Seen
 from patchslim.steps.tokens import Tokens, first
@@ -26,16 +24,12 @@ class Slice(Counted):
         """To the prefix every batch can be cut."""
         return self.n == 0
 
-    def module(self, info: HostInfo, layer: int, entering: int) -> nn.Module:
-        """Takes a slice, then runs the block."""
-        return SliceRunner(info, self.n)
-
     def reference(self, seen: Seen) -> Choice:
         """The plan's own patches."""
         return Choice(seen.first)
 
 
-class SliceRunner(Reducing):
+class SliceRunner(Reducing, runs=Slice):
     """Queries from the first tokens, keys and values from all (paper, Eq. 2)."""
 
     def forward(self, state: Any, block: Any) -> Any:

@@ -4,13 +4,13 @@ from typing import Any, ClassVar, Literal
 
 import torch
 from pydantic import Field
-from torch import Tensor, nn
+from torch import Tensor
 
 from patchslim.hosts import HostInfo, Incoming
 from patchslim.steps.base import Choosing, Reducing, register_step
-from patchslim.steps.packed import Packed
+from patchslim.steps.packed import Packed, grid
 from patchslim.steps.reference import Choice, Seen
-from patchslim.steps.selector import SelectorKind, as_fp32, make_selector, selector_macs, told
+from patchslim.steps.selector import SelectorKind, make_selector, selector_macs, told
 
 
 @register_step
@@ -35,10 +35,6 @@ class Threshold(Choosing):
         """G runs where there is a choice, also for an image that turns out to keep all it has."""
         return selector_macs(info, self.selector, self.hidden, entering) if entering > self.least else 0
 
-    def module(self, info: HostInfo, layer: int, entering: int) -> nn.Module:
-        """Asks G, then runs the block on the packed batch."""
-        return ThresholdRunner(self, info)
-
     def reference(self, seen: Seen) -> Choice:
         """Those past the threshold, and at least the best few."""
         score = told(seen, seen.incoming())
@@ -47,13 +43,13 @@ class Threshold(Choosing):
         return Choice(sorted({*past, *best}))
 
 
-class ThresholdRunner(Reducing):
+class ThresholdRunner(Reducing, runs=Threshold):
     """Which tokens stay is decided on a grid of images by patches."""
 
     part = "selector"
 
-    def __init__(self, step: Threshold, info: HostInfo) -> None:
-        super().__init__(info, step.n)
+    def __init__(self, step: Threshold, info: HostInfo, layer: int, entering: int) -> None:
+        super().__init__(step, info, layer, entering)
         self.above = float("inf") if step.above is None else step.above
         self.least = step.least
         self.selector = make_selector(info, step.selector, step.hidden)
@@ -69,9 +65,10 @@ class ThresholdRunner(Reducing):
 
     def scores(self, state: Packed, y: Tensor) -> Tensor:
         """log ŝ of all patches that come in, -inf where an image has fewer: y (1, T, d) → (B, t)."""
-        index, real = state.grid(self.prefix)
+        index, real = grid(state.lengths, y.device, self.prefix)
         place = torch.where(real, state.place[index], state.patches)
-        return as_fp32(self.selector(y[0][index], place)).masked_fill(~real, -torch.inf)
+        score: Tensor = self.selector(y[0][index], place)
+        return score.float().masked_fill(~real, -torch.inf)
 
     def extra_repr(self) -> str:
         """Shown by print(model)."""

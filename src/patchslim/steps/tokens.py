@@ -51,10 +51,8 @@ def start(x: Tensor, prefix: int, order: Tensor | None = None) -> Tokens:
     return Tokens(x, owner=owner.expand(x.shape[0], -1), place=place.expand(x.shape[0], -1))
 
 
-def moved(owner: Tensor | None, to: Tensor) -> Tensor | None:
+def moved(owner: Tensor, to: Tensor) -> Tensor:
     """Owners after tokens went to other places: owner (B, N), to (B, t) places or NOBODY → (B, N)."""
-    if owner is None:
-        return None
     nowhere = torch.full_like(to[:, :1], NOBODY)
     return torch.cat([to, nowhere], dim=1).gather(1, torch.where(owner < 0, to.shape[1], owner)).to(owner.dtype)
 

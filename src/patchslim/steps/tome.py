@@ -6,17 +6,12 @@ from typing import ClassVar, Literal, NamedTuple
 import torch
 import torch.nn.functional as F
 from pydantic import Field
-from torch import Tensor, nn
+from torch import Tensor
 
 from patchslim.hosts import HostInfo
 from patchslim.kernels.match import take
 from patchslim.steps.base import Halfway, Step, register_step
 from patchslim.steps.tokens import Tokens, moved
-
-
-def most_pairs(patches: int) -> int:
-    """How many patches can merge in one block: half of them."""
-    return patches // 2
 
 
 @register_step
@@ -36,17 +31,13 @@ class ToMe(Step):
 
     def check(self, entering: int) -> None:
         """At most half can merge."""
-        if self.r > most_pairs(entering):
+        if self.r > entering // 2:
             raise ValueError(f"merges {self.r} of {entering} patches; at most half can")
 
     def choice_macs(self, info: HostInfo, layer: int, entering: int) -> int:
         """Similarity of even to odd tokens over one head's width."""
         tokens = info.prefix_tokens + entering
         return (tokens + 1) // 2 * (tokens // 2) * (info.blocks[layer - 1].attention_width // info.heads)
-
-    def module(self, info: HostInfo, layer: int, entering: int) -> nn.Module:
-        """Merges between attention and MLP."""
-        return ToMeRunner(info, self.kept(entering))
 
 
 class Pairs(NamedTuple):
@@ -99,7 +90,7 @@ def goes_to(pairs: Pairs, tokens: int, prefix: int) -> Tensor:
     return place[:, prefix:] - prefix
 
 
-class ToMeRunner(Halfway):
+class ToMeRunner(Halfway, runs=ToMe):
     """Attention is proportional; the keys, averaged over heads, are what tokens are compared by."""
 
     def read(self, q: Tensor, k: Tensor, scale: float) -> Tensor:

@@ -1,18 +1,19 @@
-"""Models timed side by side in one run."""
-
-from __future__ import annotations
+"""Models timed side by side: on one batch and in the same turns, each in every mode that works for it."""
 
 import math
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from patchslim.timing.running import running
+from patchslim.errors import PatchslimError, first_words
+from patchslim.timing.memory import out_of_memory
+from patchslim.timing.modes import Call, Prepared, forget_compiled, prepare, running
 
 Clock = Callable[[], float]  # seconds since whenever
 
@@ -28,8 +29,8 @@ MOST_CALLS = 200  # in one turn
 class Timing:
     """Seconds per batch: the median of the rounds, and the middle half of them."""
 
-    median: float
     low: float
+    median: float
     high: float
 
     def throughput(self, batch_size: int) -> float:
@@ -47,38 +48,99 @@ class Timing:
         return [self.low, self.median, self.high]
 
 
-def time_side_by_side(
-    models: Sequence[nn.Module],
-    batch: Tensor,
-    *,
-    dtype: str = "float32",
-    compile_models: bool = False,
-    seconds: float = 3.0,
-) -> list[Timing]:
-    """Time models on one batch in turns, so that a slow moment of the machine falls on all of them alike.
+@dataclass(frozen=True)
+class Timed:
+    """A model's times by mode, and what it took to make it ready."""
 
-    `seconds` is spent on each model, after warming up. Lower precision is autocast: the models stay as they are.
-    """
-    calls = [_prepare(model, batch, dtype, compile_models) for model in models]
-    return in_turns(calls, batch.device, seconds)
+    prepared: Prepared
+    times: Mapping[str, Timing]
+
+    @property
+    def best(self) -> str:
+        """The fastest mode: a model is told by it."""
+        return min(self.times, key=lambda mode: self.times[mode].median)
+
+    @property
+    def seconds(self) -> float:
+        """The median of the fastest mode."""
+        return self.times[self.best].median
+
+
+@dataclass(frozen=True)
+class Contest:
+    """How models are timed: `seconds` go to each one in each mode; `dtype` is the weights' own or that of autocast."""
+
+    modes: Sequence[str]
+    dtype: str = "float32"
+    autocast: bool = False
+    seconds: float = 3.0
+    clock: Clock = time.perf_counter
+    tell: Callable[[str], None] = lambda what: None
+
+    def time(self, models: Mapping[str, nn.Module], batch: Tensor) -> dict[str, Timed]:
+        """Every model in every mode, timed in turns on one batch (B, C, H, W)."""
+        if any(mode.startswith("compiled") for mode in self.modes):
+            forget_compiled(4 * len(models))
+        prepared = {name: self._prepare(name, model, batch) for name, model in models.items()}
+        self.say("timing", len(batch))
+        calls = {(name, mode): ready.call for name, own in prepared.items() for mode, ready in own.ready.items()}
+        timings = dict(zip(calls, in_turns([*calls.values()], batch.device, self.seconds, self.clock), strict=True))
+        return {name: Timed(own, {mode: timings[name, mode] for mode in own.ready}) for name, own in prepared.items()}
+
+    def say(self, what: str, size: int) -> None:
+        """Tell whoever listens what is being done."""
+        self.tell(f"{what}, batch {size}, {self.dtype}")
+
+    @property
+    def autocast_to(self) -> str | None:
+        """The dtype that matrix products are cast to, where weights are not."""
+        return self.dtype if self.autocast and self.dtype != "float32" else None
+
+    def _prepare(self, name: str, model: nn.Module, batch: Tensor) -> Prepared:
+        self.say(f"preparing {name.replace('_', ' ')}", len(batch))
+        try:
+            return prepare(model, batch, self.modes, self.autocast_to)
+        except RuntimeError as error:
+            if out_of_memory(error) or "not implemented" not in str(error):
+                raise
+            raise PatchslimError(
+                f"{device_name(batch.device)} can't compute in {self.dtype} ({first_words(error)}); "
+                "choose another dtype."
+            ) from None
+
+
+def time_side_by_side(models: Sequence[nn.Module], batch: Tensor, seconds: float = 3.0) -> list[Timing]:
+    """Time models as they are on one batch in turns: a slow moment of the machine falls on all of them alike."""
+    return in_turns([partial(running(model, batch.device), batch) for model in models], batch.device, seconds)
 
 
 def in_turns(
-    calls: Sequence[Callable[[], Any]], device: torch.device, seconds: float, clock: Clock = time.perf_counter
+    calls: Sequence[Call], device: torch.device, seconds: float, clock: Clock = time.perf_counter
 ) -> list[Timing]:
     """Time calls in turns, about `seconds` each, after warming up."""
     for call in calls:
         for _ in range(WARM_UP):
             call()
     pace = [_turn(call, 1, device, clock) for call in calls]
-    repeats = [_calls_per_turn(own, device) for own in pace]
+    most = 1 if device.type == "cpu" else MOST_CALLS
+    repeats = [max(1, min(most, math.ceil(GPU_TURN / max(own, 1e-6)))) for own in pace]
     longest = max(own * times for own, times in zip(pace, repeats, strict=True))
     rounds = max(LEAST_ROUNDS, min(MOST_ROUNDS, int(seconds / max(longest, 1e-6))))
     found: list[list[float]] = [[] for _ in calls]
     for _ in range(rounds):
         for own, call, times in zip(found, calls, repeats, strict=True):
             own.append(_turn(call, times, device, clock))
-    return [_timing(own) for own in found]
+    return [Timing(*statistics.quantiles(own, n=4)) for own in found]
+
+
+def _turn(call: Call, times: int, device: torch.device, clock: Clock) -> float:
+    """Seconds per call."""
+    wait_for(device)
+    start = clock()
+    for _ in range(times):
+        call()
+    wait_for(device)
+    return (clock() - start) / times
 
 
 def wait_for(device: torch.device) -> None:
@@ -89,28 +151,12 @@ def wait_for(device: torch.device) -> None:
         torch.mps.synchronize()
 
 
-def _prepare(model: nn.Module, batch: Tensor, dtype: str, compile_model: bool) -> Callable[[], Any]:
-    run: Any = torch.compile(model, fullgraph=True) if compile_model else model
-    call = running(run, batch.device, dtype if dtype != "float32" else None)
-    return lambda: call(batch)
+def device_name(device: torch.device) -> str:
+    """The GPU's own name, or cpu."""
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
 
 
-def _calls_per_turn(pace: float, device: torch.device) -> int:
-    if device.type == "cpu":
-        return 1
-    return max(1, min(MOST_CALLS, math.ceil(GPU_TURN / max(pace, 1e-6))))
-
-
-def _turn(call: Callable[[], Any], times: int, device: torch.device, clock: Clock) -> float:
-    """Seconds per call."""
-    wait_for(device)
-    start = clock()
-    for _ in range(times):
-        call()
-    wait_for(device)
-    return (clock() - start) / times
-
-
-def _timing(times: list[float]) -> Timing:
-    low, median, high = statistics.quantiles(times, n=4)
-    return Timing(median, low, high)
+def described(device: torch.device) -> dict[str, Any]:
+    """What times belong to; threads count on a CPU only."""
+    threads = torch.get_num_threads() if device.type == "cpu" else None
+    return {"device": device_name(device), "threads": threads, "torch": torch.__version__}

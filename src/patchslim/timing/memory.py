@@ -1,7 +1,5 @@
 """Memory: how much a call takes, and what to do when there is not enough."""
 
-from __future__ import annotations
-
 import gc
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -56,17 +54,17 @@ def out_of_memory(error: BaseException | None) -> bool:
     return False
 
 
-def taken_by(work: Callable[[], Any], device: torch.device) -> int | None:
-    """Bytes that the work needs at its peak beyond what was there before; None where the device does not count them."""
+def taken_by(work: Callable[[], Found], device: torch.device) -> tuple[Found, int | None]:
+    """What the work gives, and the bytes that it needs at its peak beyond what was there before; None where the device
+    does not count them."""
     if device.type != "cuda":
-        work()
-        return None
+        return work(), None
     torch.cuda.synchronize(device)
     before = torch.cuda.memory_allocated(device)
     torch.cuda.reset_peak_memory_stats(device)
-    work()
+    found = work()
     torch.cuda.synchronize(device)
-    return torch.cuda.max_memory_allocated(device) - before
+    return found, torch.cuda.max_memory_allocated(device) - before
 
 
 def size_of(model: nn.Module, batch: Tensor) -> int:

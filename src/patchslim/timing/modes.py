@@ -1,8 +1,8 @@
-"""The modes in which `bench` runs a model: which are asked for, and a model made ready in each."""
+"""The modes in which a model runs: as it is, compiled, or recorded as a CUDA graph; in a precision."""
 
-from __future__ import annotations
-
+import copy
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -12,16 +12,20 @@ from torch import Tensor, nn
 
 from patchslim.errors import PatchslimError, first_words
 from patchslim.timing.memory import out_of_memory, size_of, taken_by
-from patchslim.timing.running import Run, compiled, recorded, running
 
 MODES = ("eager", "compiled", "graph", "compiled-graph")
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+RECORD_WARM_UP = 3  # calls before the recording, in which libraries set themselves up
+
+Call = Callable[[], Any]
+Run = Callable[[Tensor], Any]  # (B, C, H, W) → logits
 
 
 @dataclass(frozen=True)
 class Ready:
     """A model that has run in one mode."""
 
-    call: Callable[[], Any]
+    call: Call
     peak_memory: int | None  # bytes of weights, batch and what the call takes at its peak
 
 
@@ -52,39 +56,110 @@ def modes_for(asked: Sequence[str], device: torch.device, packed: bool) -> list[
 
 def prepare(model: nn.Module, batch: Tensor, modes: Sequence[str], autocast: str | None = None) -> Prepared:
     """Make a model ready in each mode and run it once; eager stands in where no other works."""
-    found = Prepared()
-    runs = {"eager": running(model, batch.device, autocast)}
+    found, runs = Prepared(), {"eager": running(model, batch.device, autocast)}
     for mode in modes:
-        if _how(mode) in found.failed:  # what can't be compiled can't be recorded compiled
-            found.failed[mode] = found.failed[_how(mode)]
+        how = "compiled" if mode.startswith("compiled") else "eager"
+        if how in found.failed:  # what can't be compiled can't be recorded compiled
+            found.failed[mode] = found.failed[how]
             continue
         try:
-            found.ready[mode] = _ready(mode, model, batch, runs, autocast)
+            if how not in runs:
+                runs[how] = compiled(model, batch, autocast)
+            found.ready[mode] = _ready(runs[how], model, batch, mode.endswith("graph"))
         except Exception as error:  # compilers and recordings fail in many ways, none of them the end
             if mode == "eager" or out_of_memory(error):
                 raise
             found.failed[mode] = first_words(error)
     if not found.ready:
-        found.ready["eager"] = _ready("eager", model, batch, runs, autocast)
+        found.ready["eager"] = _ready(runs["eager"], model, batch, False)
     return found
 
 
-def _how(mode: str) -> str:
-    """What a mode runs or records: eager or compiled."""
-    return "compiled" if mode.startswith("compiled") else "eager"
-
-
-def _ready(mode: str, model: nn.Module, batch: Tensor, runs: dict[str, Run], autocast: str | None) -> Ready:
-    """`runs` remembers what was compiled, for the recording of it."""
-    how = _how(mode)
-    if how not in runs:
-        runs[how] = compiled(model, batch, autocast)
-    call: Callable[[], Any] = partial(runs[how], batch)
+def _ready(run: Run, model: nn.Module, batch: Tensor, record: bool) -> Ready:
+    """A way to run the model, which has run, and is recorded as a CUDA graph where that is asked for."""
+    call: Call = partial(run, batch)
     call()  # libraries take their workspaces at the first call
-    if mode.endswith("graph"):
-        made: list[Callable[[], Any]] = []
-        taken = taken_by(lambda: made.append(recorded(runs[how], batch)), batch.device)
-        call = made[0]
+    if record:
+        call, taken = taken_by(lambda: recorded(run, batch), batch.device)
     else:
-        taken = taken_by(call, batch.device)
+        _, taken = taken_by(call, batch.device)
     return Ready(call, None if taken is None else taken + size_of(model, batch))
+
+
+def in_dtype(model: nn.Module, dtype: str) -> nn.Module:
+    """The model in eval mode with weights of a precision: a copy, or the model itself where it is so already."""
+    wanted = DTYPES[dtype]
+    if not model.training and all(weight.dtype == wanted for weight in model.parameters()):
+        return model
+    return copy.deepcopy(model).to(wanted).eval()
+
+
+def running(model: Any, device: torch.device, autocast: str | None = None) -> Run:
+    """Inference with a model or what torch.compile made of it; `autocast` names a precision for matrix products."""
+    context: AbstractContextManager[Any] = nullcontext()
+    if autocast is not None:
+        context = torch.autocast(device.type, dtype=DTYPES[autocast])
+
+    def run(images: Tensor) -> Any:
+        with torch.inference_mode(), context:
+            return model(images)
+
+    return run
+
+
+def compiled(model: nn.Module, batch: Tensor, autocast: str | None = None, *, whole: bool = True) -> Run:
+    """Inference compiled for one batch shape, whole where that works; raises whatever the compiler does."""
+    # Shapes stay fixed: kernels for any batch size are slower, and nobody asked for them here.
+    run = running(torch.compile(model, fullgraph=whole, dynamic=False), batch.device, autocast)
+    try:
+        run(batch)  # the compiler works at the first call
+    except torch._dynamo.exc.Unsupported:
+        if not whole:
+            raise
+        return compiled(model, batch, autocast, whole=False)  # a part can't be traced: the rest still gains
+    return run
+
+
+def forget_compiled(models: int) -> None:
+    """Begin anew with compiling, with room for so many models and batch sizes: each counts against the compiler's
+    patience, and past that it would give up."""
+    torch.compiler.reset()
+    config: Any = torch._dynamo.config
+    config.recompile_limit = max(config.recompile_limit, models)
+
+
+def recorded(run: Run, batch: Tensor) -> Call:
+    """Inference recorded once as a CUDA graph; each call copies the batch into the graph's own input and replays it.
+
+    The copy is part of the call, because whoever has a new batch needs it too.
+    """
+    own = batch.clone()
+    replay = replayed(lambda: run(own), batch.device)
+
+    def call() -> Any:
+        own.copy_(batch)
+        return replay()
+
+    return call
+
+
+def replayed(call: Call, device: torch.device) -> Call:
+    """A call recorded once as a CUDA graph on the tensors it works on; replaying it gives the same tensors anew."""
+    with torch.cuda.device(device):
+        beside = torch.cuda.Stream()
+        beside.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(beside):
+            for _ in range(RECORD_WARM_UP):
+                call()
+        torch.cuda.current_stream().wait_stream(beside)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            result = call()
+    return partial(_replay, graph, result, call)
+
+
+def _replay(graph: torch.cuda.CUDAGraph, result: Any, call: Call) -> Any:
+    """What the call gave when it was recorded, computed anew. The call is kept with it: weights and inputs have to live
+    as long as the recording, as the memory of those let go may be another's by then, or nobody's."""
+    graph.replay()
+    return result

@@ -1,11 +1,9 @@
 """Blocks and whole networks timed as `bench` times them, and remembered: a search that goes on sees the same times."""
 
-from __future__ import annotations
-
 import copy
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import astuple, dataclass, replace
 from functools import partial
 from time import perf_counter
 from typing import Any
@@ -19,12 +17,9 @@ from patchslim.events import Listener
 from patchslim.hosts import Host, open_host, open_slim
 from patchslim.plan import SlimPlan
 from patchslim.slim import assembled_
-from patchslim.timing.contest import Contest, Timed
-from patchslim.timing.device import described
-from patchslim.timing.latency import Clock, in_turns
+from patchslim.timing.latency import Contest, Timed, described, in_turns
 from patchslim.timing.memory import out_of_memory
-from patchslim.timing.modes import modes_for
-from patchslim.timing.running import DTYPES, in_dtype, replayed, running
+from patchslim.timing.modes import DTYPES, Call, in_dtype, modes_for, replayed, running
 
 BLOCK_SECONDS, MULTIPLE_SECONDS = 0.2, 1.0  # for each block: of a network, and where its numbers of tokens are compared
 CPU_SECONDS, GPU_SECONDS = 6.0, 1.5  # for each whole network in each mode
@@ -47,16 +42,10 @@ class Stopwatch:
     """Times slim models of one host on its device, in the precision and with the batch asked for."""
 
     def __init__(
-        self,
-        host: Host,
-        conditions: Conditions,
-        cache: Cache,
-        listen: Listener,
-        clock: Clock | None = None,
-        rectangular: bool = True,
+        self, host: Host, conditions: Conditions, cache: Cache, listen: Listener, rectangular: bool = True
     ) -> None:
         self.host, self.conditions, self.cache, self.listen = host, conditions, cache, listen
-        self.clock = clock or perf_counter
+        self.clock = perf_counter
         self.device = next(host.model.parameters()).device
         self.about = described(self.device)  # what times belong to
         modes = modes_for((conditions.mode,), self.device, not rectangular)
@@ -70,66 +59,48 @@ class Stopwatch:
 
         On noise, unless images (B, C, H, W) are given.
         """
-        key = ("whole", _steps(plan))
-        entry = self._known(key)
-        if entry is None:
+
+        def timed() -> dict[str, Any]:
             models = {"slim": _slimmed(self.host, plan, parts), "host": self.host.model}
             models = {name: in_dtype(model, self.conditions.dtype) for name, model in models.items()}
-            with self._enough_memory():
-                batch = self._batch(images)
-                entry = _told(self.contest.time(models, batch))
-                if entry["spread"] > STEADY:
-                    longer = replace(self.contest, seconds=PATIENCE * self.contest.seconds)
-                    entry = _told(longer.time(models, batch))
-            self._remember(key, entry)
+            batch = self._batch(images)
+            found = _told(self.contest.time(models, batch))
+            if found["spread"] > STEADY:
+                longer = replace(self.contest, seconds=PATIENCE * self.contest.seconds)
+                found = _told(longer.time(models, batch))
+            return found
+
+        entry = self._once(("whole", _steps(plan)), timed)
         return entry | {"share": entry["seconds"]["slim"] / entry["seconds"]["host"]}
 
     def blocks(self, plan: SlimPlan) -> list[float]:
         """Each block's time on what its own network gives it, over that of a host's block in the same turns, so that a
         slow moment of the machine falls on both: (depth,)."""
-        entry = self._known(("blocks", _steps(plan)))
-        if entry is None:
-            self._tell(f"timing blocks that keep {', '.join(map(str, plan.counts))} patches")
-            with self._enough_memory(), torch.inference_mode():
-                entry = {"times": self._timed_blocks(plan)}
-            self._remember(("blocks", _steps(plan)), entry)
+        entry = self._once(("blocks", _steps(plan)), lambda: {"times": self._timed_blocks(plan)})
         return [float(time) for time in entry["times"]]
 
     def rest(self, plan: SlimPlan) -> float:
         """The time of all that is not in blocks, embedding and head, over that of a host's block."""
-        entry = self._known(("rest",))
-        if entry is None:
-            self._tell("timing embedding and head")
-            with self._enough_memory(), torch.inference_mode():
-                own, host = self._parts(plan), self._cast_host()
-                images = self._batch(None)
-                x: Any = own.embed(images)
-                calls = [self._call(_unmasked(host.blocks[0]), x), self._call(own.embed, images)]
-                for block in own.blocks:
-                    x = block(x, None)
-                whole, *ends = self._in_turns([*calls, self._call(own.logits, x)])
-            entry = {"time": sum(ends) / whole}
-            self._remember(("rest",), entry)
-        return float(entry["time"])
+        return float(self._once(("rest",), lambda: {"time": self._timed_rest(plan)})["time"])
 
     def multiple(self) -> int:
         """By what multiples the device likes its tokens: the largest multiple of which a first token costs most of
         the price of all; 1 where tokens cost about the same each."""
-        entry = self._known(("multiple",))
-        if entry is None:
-            self._tell("timing numbers of tokens")
-            with self._enough_memory(), torch.inference_mode():
-                entry = {"multiple": next((multiple for multiple in MULTIPLES if self._rises_by(multiple)), 1)}
-            self._remember(("multiple",), entry)
-        return int(entry["multiple"])
 
+        def timed() -> dict[str, Any]:
+            self._tell("timing numbers of tokens")
+            return {"multiple": next((multiple for multiple in MULTIPLES if self._rises_by(multiple)), 1)}
+
+        return int(self._once(("multiple",), timed)["multiple"])
+
+    @torch.inference_mode()
     def _timed_blocks(self, plan: SlimPlan) -> list[float]:
-        own, host = self._parts(plan), self._cast_host()
+        self._tell(f"timing blocks that keep {', '.join(map(str, plan.counts))} patches")
+        own, host = self._seen(_slimmed(self.host, plan)), self._seen(self.host.model)
         x: Any = host.embed(self._batch(None))
         reference = self._call(_unmasked(host.blocks[0]), x)
-        info = self.host.info
-        kinds = list(zip(info.blocks, plan.entering, _steps(plan), strict=True))
-        calls: dict[Any, Callable[[], Any]] = {}
+        kinds = list(zip(self.host.info.blocks, plan.entering, _steps(plan), strict=True))
+        calls: dict[Any, Call] = {}
         for block, kind in zip(own.blocks, kinds, strict=True):
             if kind not in calls:  # one of each kind will do
                 calls[kind] = self._call(_unmasked(block), x)
@@ -138,38 +109,48 @@ class Stopwatch:
         by_kind = dict(zip(calls, times, strict=True))
         return [by_kind[kind] / whole for kind in kinds]
 
+    @torch.inference_mode()
+    def _timed_rest(self, plan: SlimPlan) -> float:
+        self._tell("timing embedding and head")
+        own, host = self._seen(_slimmed(self.host, plan)), self._seen(self.host.model)
+        images = self._batch(None)
+        x: Any = own.embed(images)
+        calls = [self._call(_unmasked(host.blocks[0]), x), self._call(own.embed, images)]
+        for block in own.blocks:
+            x = block(x, None)
+        whole, *ends = self._in_turns([*calls, self._call(own.logits, x)])
+        return sum(ends) / whole
+
+    @torch.inference_mode()
     def _rises_by(self, multiple: int) -> bool:
         """Whether time goes up in steps of so many tokens."""
-        tokens = self.host.info.tokens
-        every = [count for count in range(multiple, tokens, multiple) if count + multiple <= tokens]
-        starts = every[:: -(-len(every) // PLACES)] if every else []
-        if not starts:
+        every = range(multiple, self.host.info.tokens - multiple + 1, multiple)
+        if not every:
             return False
-        host = self._cast_host()
+        starts = every[:: math.ceil(len(every) / PLACES)]
+        host = self._seen(self.host.model)
         x = host.embed(self._batch(None))
-        counts = sorted({count + more for count in starts for more in (0, 1, multiple)})
+        counts = sorted({start + more for start in starts for more in (0, 1, multiple)})
         calls = [self._call(_unmasked(host.blocks[0]), x[:, :n].contiguous()) for n in counts]
         times = dict(zip(counts, self._in_turns(calls, MULTIPLE_SECONDS), strict=True))
-        for start in starts:
+
+        def is_step(start: int) -> bool:
             first, all_of_them = times[start + 1] - times[start], times[start + multiple] - times[start]
-            if first < all_of_them / 2 or all_of_them < NOTICED * times[start]:
-                return False
-        return True
+            return first >= all_of_them / 2 and all_of_them >= NOTICED * times[start]
 
-    def _parts(self, plan: SlimPlan) -> Host:
-        """A slim model, its parts at hand."""
-        return open_slim(in_dtype(_slimmed(self.host, plan), self.conditions.dtype), self.host.info)
+        return all(is_step(start) for start in starts)
 
-    def _call(self, part: Callable[[Any], Any], x: Any) -> Callable[[], Any]:
+    def _seen(self, model: nn.Module) -> Host:
+        """The host or a slim model in the precision asked for, its parts at hand."""
+        return open_slim(in_dtype(model, self.conditions.dtype), self.host.info)
+
+    def _call(self, part: Callable[[Any], Any], x: Any) -> Call:
         """A part of a network on what comes in; on a GPU as a CUDA graph, or time would go to launching kernels."""
         call = partial(running(part, self.device), x)
         return replayed(call, self.device) if self.device.type == "cuda" else call
 
-    def _in_turns(self, calls: Sequence[Callable[[], Any]], seconds: float = BLOCK_SECONDS) -> list[float]:
+    def _in_turns(self, calls: Sequence[Call], seconds: float = BLOCK_SECONDS) -> list[float]:
         return [timing.median for timing in in_turns(calls, self.device, seconds, self.clock)]
-
-    def _cast_host(self) -> Host:
-        return open_slim(in_dtype(self.host.model, self.conditions.dtype), self.host.info)
 
     def _batch(self, images: Tensor | None) -> Tensor:
         info, size = self.host.info, self.conditions.batch_size
@@ -178,27 +159,21 @@ class Stopwatch:
         images = images[:size].repeat(-(-size // len(images[:size])), 1, 1, 1)[:size]
         return images.to(self.device, DTYPES[self.conditions.dtype])
 
-    @contextmanager
-    def _enough_memory(self) -> Iterator[None]:
-        try:
-            yield
-        except Exception as error:
-            if not out_of_memory(error):
-                raise
-            raise BudgetError(
-                f"Timing a batch of {self.conditions.batch_size} takes more memory than there is "
-                f"({first_words(error)}); choose a smaller one with --speed-batch-size."
-            ) from None
+    def _once(self, key: Key, timed: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+        """Timed the first time it is asked for under these conditions, if there is memory enough; then remembered."""
 
-    def _key(self, key: Key) -> Key:
-        asked = (self.conditions.batch_size, self.conditions.dtype, self.conditions.mode)
-        return ("timed", *self.about.values(), *asked, *key)
+        def within_memory() -> dict[str, Any]:
+            try:
+                return timed()
+            except Exception as error:
+                if not out_of_memory(error):
+                    raise
+                raise BudgetError(
+                    f"Timing a batch of {self.conditions.batch_size} takes more memory than there is "
+                    f"({first_words(error)}); choose a smaller one with --speed-batch-size."
+                ) from None
 
-    def _known(self, key: Key) -> dict[str, Any] | None:
-        return self.cache.get(self._key(key))
-
-    def _remember(self, key: Key, entry: dict[str, Any]) -> None:
-        self.cache.put(self._key(key), entry)
+        return self.cache.once(("timed", *self.about.values(), *astuple(self.conditions), *key), within_memory)
 
     def _tell(self, what: str) -> None:
         self.listen({"event": "timing", "what": what})

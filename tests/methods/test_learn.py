@@ -5,7 +5,7 @@ from torch import Tensor
 
 from patchslim.hosts import open_host
 from patchslim.kernels.attention import plain
-from patchslim.methods.masked import outputs_under, weighted
+from patchslim.methods.learn import outputs_under, weighted
 from small import make_host, make_images
 
 

@@ -12,8 +12,8 @@ from patchslim.macs import host_macs, steps_macs
 from patchslim.methods import PS, Task
 from patchslim.plan import static_steps
 from patchslim.search import Target
-from patchslim.search.topdown import CLOSE, FINEST, bisect_tolerance, spend_rest
 from patchslim.search.cost import MacCost
+from patchslim.search.topdown import CLOSE, FINEST, bisect_tolerance, spend_rest
 from small import make_host, make_images
 
 

@@ -11,8 +11,7 @@ from patchslim.evidence.coverage import CoverageSets
 from patchslim.evidence.features import Features
 from patchslim.hosts import Host, open_host
 from patchslim.plan import SlimPlan, static_plan
-from patchslim.search.measured import measure
-from patchslim.search.prefix import PrefixMemory
+from patchslim.search.measured import PrefixMemory, measure
 from patchslim.slim import apply
 from patchslim.slim.assemble import own_weights
 from patchslim.steps.merge import make_distance

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 import patchslim as ps
 from patchslim.macs import steps_macs
 from patchslim.plan import static_steps
+from patchslim.search.cost import PARTS, fit_prices, parts_of
 from patchslim.steps import Step
 from patchslim.steps.merge import Merge
 from patchslim.steps.predict import Predict
-from patchslim.timing.prices import PARTS, fit_prices, parts_of
 from small import make_host, steps_for
 
 HOST = make_host()
