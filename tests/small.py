@@ -118,7 +118,9 @@ def slim_of(kind: str = "class", step: Any = "slice") -> tuple[nn.Module, nn.Mod
 def cover_plan(model: nn.Module, kept: list[list[int]] | None = None, drops: tuple[int, ...] = ()) -> SlimPlan:
     """Static patches that the others join; where only the prefix is read, the last block computes none."""
     lists = lists_for(model, kept or PYRAMID)
-    return static_plan(ps.inspect(model), lists if ps.inspect(model).reads_patches else [*lists[:-1], []], "cover", drops)
+    return static_plan(
+        ps.inspect(model), lists if ps.inspect(model).reads_patches else [*lists[:-1], []], "cover", drops
+    )
 
 
 def with_parts(model: nn.Module, plan: SlimPlan, parts: dict[int, nn.Module]) -> tuple[SlimPlan, dict[str, Tensor]]:

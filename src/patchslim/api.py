@@ -1,6 +1,5 @@
 """The one verb that does it all."""
 
-from dataclasses import asdict, is_dataclass
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +9,7 @@ from patchslim.cache import Cache
 from patchslim.data import ImageSource
 from patchslim.events import Listener, silent
 from patchslim.hosts.weights import weights_fingerprint
-from patchslim.methods import DEFAULT, Task, fit, make, model_of
+from patchslim.methods import DEFAULT, Task, fit, make, model_of, set_to
 from patchslim.search import Target
 
 
@@ -41,9 +40,8 @@ def slim(
     how: dict[str, Any] = {"seed": seed, "batch_size": batch_size, "memory_gib": memory_gib}
     task = Task.of(model, images, target, **how, cache=kept, progress=progress)
     if cache is not None:  # whatever a search found out holds for no other
-        settings = asdict(chosen) if is_dataclass(chosen) and not isinstance(chosen, type) else {}
         about = {
-            "method": [getattr(chosen, "name", type(chosen).__name__), settings],
+            "method": [getattr(chosen, "name", type(chosen).__name__), set_to(chosen)],
             "model": task.once("weights", lambda: weights_fingerprint(task.host.model)),
             "set of images": task.images.fingerprint,
             "seed": seed,

@@ -3,7 +3,8 @@
 import pytest
 
 import patchslim as ps
-from patchslim.measure import BenchConfig, bench, profile
+from patchslim.measure import BenchConfig, bench
+from patchslim.measure.profile import profile
 from small import make_host, make_images, plan_for, slim_of
 
 MODELS = ("slim", "baseline", "baseline_same_embedding")

@@ -34,7 +34,7 @@ def measuring(kind: str, way: str) -> Measured:
         draft = Merge(blocks=None).draft(task.info)
     else:
         draft = Cover().draft(task.info, CoverageSets(task.host, task.features))
-    return Measured(task.host, task.features, task.cache, task.progress, draft, task.limit(draft, way), parts)
+    return Measured(task.host, task.features, task.cache, task.progress, draft, task.limit(draft), parts)
 
 
 def slim_of(search: Measured, counts: Counts, drops: Drops) -> Any:

@@ -126,7 +126,7 @@ def test_paths_by_macs_and_by_time_are_kept_apart() -> None:
     def path(target: Target, cache: Cache) -> Greedy:
         task = Task.of(make_host(img_size=64), make_images(2, 64), target, cache=cache)
         monkeypatch.setattr(stopwatch, "perf_counter", Ticking(task.host.model, by_eights))
-        limit = task.limit(Drop().draft(task.info), "drop")
+        limit = task.limit(Drop().draft(task.info))
         found = Greedy(task.host, task.features, task.cache, silent, limit, 0)
         found.search(0.02)
         return found

@@ -106,7 +106,7 @@ def test_blocks_alone_predict_a_device_that_is_the_sum_of_its_parts(ticking: Any
 
 def test_costs_are_in_the_macs_of_the_host(ticking: Any) -> None:
     task = Task.of(ticking(), make_images(2), Target(speedup=1.5, batch_size=2))
-    limit, host = task.limit(Drop().draft(task.info), "drop"), HOST + 4 * smooth(17, 17)
+    limit, host = task.limit(Drop().draft(task.info)), HOST + 4 * smooth(17, 17)
     assert limit.ratio == pytest.approx(1 / 1.5)
     for counts in ([16, 16, 16, 0], [12, 9, 5, 0], [3, 2, 1, 0]):
         assert limit.cost.of(counts) == pytest.approx(
@@ -165,7 +165,7 @@ def test_tokens_come_by_the_eights_that_the_device_likes(way: str, ticking: Any)
 def test_patches_that_fill_a_multiple_up_are_those_that_left_last(ticking: Any) -> None:
     """And they come back in all blocks before."""
     task = Task.of(ticking(law=by_eights, img_size=64), make_images(4, 64), Target(speedup=1.5, batch_size=2))
-    limit = task.limit(Drop().draft(task.info), "drop")
+    limit = task.limit(Drop().draft(task.info))
     path = Greedy(task.host, task.features, task.cache, task.progress, limit, task.seed)
     path.search()
     for moves in range(0, len(path.moves), 7):

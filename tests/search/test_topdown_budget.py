@@ -48,7 +48,7 @@ def test_the_tolerance_is_as_small_as_the_ratio_allows() -> None:
     """A slightly smaller one keeps more than the ratio, or the plan is close to the ratio already."""
     for target in (0.35, 0.5, 0.65, 0.8):
         task = Task.of(make_host(), make_images(4), Target(macs=target))
-        search = PS(step=2, tune_epochs=0).algorithm(task, task.limit(PS().draft(task.info), "ps"))
+        search = PS(step=2, tune_epochs=0).algorithm(task, task.limit(PS().draft(task.info)))
         tolerance, partial = bisect_tolerance(search, target)
         found, smaller = (
             search.cost.of([own.counts[layer] for layer in (1, 2, 3, 4)]) / host_macs(task.info)

@@ -20,6 +20,7 @@ from patchslim.plan import SlimPlan
 from patchslim.runs.store import PLAN, load, load_host
 from patchslim.timing import device_name
 from patchslim.timing.memory import out_of_memory
+from patchslim.timing.modes import MODES
 
 FOLDER = "bench"  # in the run's
 NAMES = {
@@ -34,39 +35,18 @@ NAMES = {
 def bench(
     run: options.RunFolder,
     data: options.SomeData = None,
-    batch_size: Annotated[
-        str | None,
-        Option(
-            metavar="B[,B…]", help="Images at a time; several are timed one by one [32, or what the run was made for]."
-        ),
-    ] = None,
-    dtype: Annotated[
-        str | None,
-        Option(
-            metavar="D[,D…]",
-            help="float32, bfloat16, float16, or several of them [float32, or what the run was made for].",
-        ),
-    ] = None,
+    batch_size: Annotated[str | None, Option(metavar="B[,B…]", help="Images at a time [32, or the run's].")] = None,
+    dtype: Annotated[str | None, Option(metavar="D[,D…]", help="float32, bfloat16, float16 [or the run's].")] = None,
     mode: Annotated[
-        str | None,
-        Option(
-            metavar="M[,M…]",
-            help="eager, compiled, graph (CUDA graph), compiled-graph; auto is all of them on a GPU, else eager. "
-            "Each model is told by its best [auto, or what the run was made for].",
-        ),
+        str | None, Option(metavar="M[,M…]", help=f"{', '.join(MODES)}, auto [auto, or the run's].")
     ] = None,
     compiled: Annotated[bool, Option("--compile", help="Also with torch.compile: one more --mode.")] = False,
-    autocast: Annotated[
-        bool, Option("--autocast", help="Leave the weights in float32 and autocast to the dtype.")
-    ] = False,
+    every: Annotated[bool, Option("--all", help="In every mode that the device has.")] = False,
+    autocast: Annotated[bool, Option("--autocast", help="Autocast to the dtype, the weights in float32.")] = False,
     seconds: Annotated[float, Option(min=0.01, help="Time to spend on each model in each mode.")] = 5.0,
-    quantize: Annotated[
-        str | None, Option(metavar="W", help="Also with linear layers in int8 or float8 (float8 on a GPU).")
-    ] = None,
+    quantize: Annotated[str | None, Option(metavar="W", help="Also with linear layers in int8 or float8.")] = None,
     profile: Annotated[bool, Option("--profile", help="Also show where the time goes, per block.")] = False,
-    out: Annotated[
-        Path | None, Option(metavar="F", help="Results go here [RUN/bench/DEVICE_torchV_DTYPE[_W].json].")
-    ] = None,
+    out: Annotated[Path | None, Option(metavar="F", help="Results go here [RUN/bench/….json].")] = None,
     device: options.Device = None,
     as_json: options.AsJson = False,
 ) -> None:
@@ -75,6 +55,8 @@ def bench(
     own = forecast(SlimPlan.load(run / PLAN)) if (run / PLAN).exists() else None
     own = own if own and own.device == device_name(place) else None  # it says nothing of other devices
     usual = own.modes if own else ["auto"]
+    if every:
+        usual = [name for name in MODES if place.type == "cuda" or not name.endswith("graph")]
     config = BenchConfig(
         batch_sizes=_numbers(batch_size) if batch_size is not None else [own.batch_size if own else 32],
         dtypes=_words(dtype) if dtype is not None else [own.dtype if own else "float32"],

@@ -27,7 +27,7 @@ from patchslim.recover import RecoverConfig
 from patchslim.report import draw_comparison, markdown
 from patchslim.report.comparison import about, lines_of
 from patchslim.timing import DTYPES
-from patchslim.timing.modes import modes_for
+from patchslim.timing.modes import MODES, modes_for
 
 TABLE, FIGURE = "table.md", "figure.png"
 
@@ -39,8 +39,7 @@ def compare_methods(
     methods: Annotated[str, Option(metavar="A,B,…", help="Names with commas between, or all.")],
     target_macs: Annotated[str, Option(metavar="R[,R…]", help="MACs to keep, e.g. 0.7,0.55.")],
     settings: Annotated[
-        list[str] | None,
-        Option("--set", metavar="NAME.KEY=VALUE", help="A setting of a method, e.g. merge.blocks=2; repeat it."),
+        list[str] | None, Option("--set", metavar="NAME.KEY=VALUE", help="E.g. merge.blocks=2.")
     ] = None,
     checkpoint: options.Checkpoint = None,
     pretrained: options.Pretrained = False,
@@ -49,13 +48,9 @@ def compare_methods(
     train_images: Annotated[int | None, Option(min=2, help="Images to recover with, a sample of --data [all].")] = None,
     limit: options.Limit = None,
     batch_size: options.BatchSize = 32,
-    bench_batch_size: Annotated[
-        int, Option(min=1, max=2**16, help="Images at a time when timing.")
-    ] = SpeedConfig.batch_size,
+    bench_batch_size: Annotated[int, Option(min=1, max=2**16, help="When timing.")] = SpeedConfig.batch_size,
     dtype: Annotated[str, Option(help=f"Of timing: {', '.join(DTYPES)}.")] = "float32",
-    mode: Annotated[
-        str, Option(help="Of timing: eager, compiled, graph, compiled-graph or auto, the fastest.")
-    ] = "auto",
+    mode: Annotated[str, Option(help=f"Of timing: {', '.join(MODES)}; auto: the fastest.")] = "auto",
     seconds: Annotated[float, Option(help="Of timing, for each model.")] = SpeedConfig.seconds,
     img_size: options.ImgSize = None,
     readout: options.Readout = None,

@@ -22,12 +22,7 @@ def evaluate_model(
     model: Annotated[str, Argument(metavar="MODEL|RUN", help=f"{options.MODEL_HELP}, or a run folder.")],
     data: options.Data,
     against: Annotated[
-        str | None,
-        Argument(
-            metavar="MODEL|RUN",
-            help="Another, measured on the same images: also prints how far apart the two are. "
-            "Options that make a model then go to each timm name.",
-        ),
+        str | None, Argument(metavar="MODEL|RUN", help="Another, on the same images, and how far apart the two are.")
     ] = None,
     checkpoint: options.Checkpoint = None,
     pretrained: options.Pretrained = False,

@@ -23,34 +23,18 @@ USUAL = RecoverConfig()
 def finetune(
     run: options.RunFolder,
     data: options.Data,
-    val: Annotated[
-        str | None, Option(metavar="SRC", help="Labelled images to measure top-1 on, before and after.")
-    ] = None,
-    epochs: Annotated[
-        int | None, Option(min=0, help="Of distillation, without labels [as make 5,000 steps, at most 100].")
-    ] = USUAL.epochs,
-    block_epochs: Annotated[
-        int, Option(min=0, help="Of block-wise reconstruction, without labels.")
-    ] = USUAL.block_epochs,
+    val: Annotated[str | None, Option(metavar="SRC", help="Labelled images; top-1 before and after.")] = None,
+    epochs: Annotated[int | None, Option(min=0, help="Of distillation [5,000 steps, at most 100].")] = USUAL.epochs,
+    block_epochs: Annotated[int, Option(min=0, help="Of block-wise reconstruction.")] = USUAL.block_epochs,
     supervised_epochs: Annotated[int, Option(min=0, help="Of the DeiT recipe, with labels.")] = USUAL.supervised_epochs,
-    learning_rate: Annotated[
-        float, Option(help="At its peak; gains and biases learn faster without labels.")
-    ] = USUAL.learning_rate,
-    temperature: Annotated[
-        float, Option(help="Of the probabilities that are distilled; above 1 all classes count.")
-    ] = USUAL.temperature,
+    learning_rate: Annotated[float, Option(help="At its peak.")] = USUAL.learning_rate,
+    temperature: Annotated[float, Option(help="Of the probabilities that are distilled.")] = USUAL.temperature,
     batch_size: options.BatchSize = USUAL.batch_size,
-    amp: Annotated[
-        str, Option(help="auto: bf16 on a GPU; bf16: also on a CPU that has instructions for it; off.")
-    ] = USUAL.amp,
+    amp: Annotated[str, Option(help="auto: bf16 on a GPU; bf16: on a CPU too; off.")] = USUAL.amp,
     images: Annotated[int | None, Option(min=2, help="Take a sample of this many.")] = None,
-    held_out: Annotated[
-        float, Option(help="Share of the images that decides when to stop, at most 512 images.")
-    ] = USUAL.held_out,
+    held_out: Annotated[float, Option(help="Share of images, at most 512, that says when to stop.")] = USUAL.held_out,
     patience: Annotated[int, Option(min=1, help="Epochs without a better loss on held-out images.")] = USUAL.patience,
-    teacher: Annotated[
-        Path | None, Option(metavar="F", help="The original weights, where the run has them not.")
-    ] = None,
+    teacher: Annotated[Path | None, Option(metavar="F", help="The original weights, if the run lacks them.")] = None,
     out: Annotated[Path | None, Option(metavar="RUN2", help="Leave RUN as it is and recover a copy.")] = None,
     device: options.Device = None,
     workers: Annotated[int | None, Option(min=0, help="Processes that read images.")] = None,

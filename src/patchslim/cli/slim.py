@@ -1,7 +1,6 @@
 """`patchslim slim`: from a pretrained model and unlabelled images to a run folder with a faster model."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, is_dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -17,7 +16,7 @@ from patchslim.data import open_images
 from patchslim.folder import SOURCE
 from patchslim.hosts import HostInfo, inspect
 from patchslim.hosts.weights import weights_fingerprint
-from patchslim.methods import DEFAULT, Task, make
+from patchslim.methods import DEFAULT, Task, make, set_to
 from patchslim.plan import SPEED
 from patchslim.runs.make import check_runs_folder, make_runs
 from patchslim.search import Target
@@ -31,23 +30,15 @@ def slim(
     model: options.Model,
     data: options.Data,
     method: Annotated[str, Option(metavar="NAME", help="See `patchslim methods`.")] = DEFAULT,
-    settings: Annotated[
-        list[str] | None, Option("--set", metavar="KEY=VALUE", help="A setting of the method; repeat it.")
-    ] = None,
-    target_macs: Annotated[
-        str | None, Option(metavar="R[,R…]", help="MACs to keep, e.g. 0.55; or several runs.")
-    ] = None,
+    settings: Annotated[list[str] | None, Option("--set", metavar="KEY=VALUE", help="Of the method.")] = None,
+    target_macs: Annotated[str | None, Option(metavar="R[,R…]", help="MACs to keep, e.g. 0.55.")] = None,
     target_speedup: Annotated[float | None, Option(metavar="X", help="Times as fast as now, on this device.")] = None,
-    tolerance: Annotated[
-        float | None, Option(metavar="E", help="Relative error of what the head reads [0.01].")
-    ] = None,
+    tolerance: Annotated[float | None, Option(metavar="E", help="Relative error of what is read [0.01].")] = None,
     checkpoint: options.Checkpoint = None,
     pretrained: options.Pretrained = False,
     img_size: options.ImgSize = None,
     readout: options.Readout = None,
-    images: Annotated[
-        int | None, Option(min=1, metavar="K", help="Images to look at [256; some on a GPU: 1024].")
-    ] = None,
+    images: Annotated[int | None, Option(min=1, metavar="K", help="To look at [256; some on a GPU: 1024].")] = None,
     memory: Annotated[float, Option(min=0.0, metavar="GIB", help="Bound on cached features.")] = Task.memory_gib,
     batch_size: options.BatchSize = 32,
     dtype: Annotated[str, Option(help="Of --target-speedup: float32, bfloat16, float16.")] = "float32",
@@ -79,7 +70,7 @@ def slim(
     started = {
         "model": info.name,
         "method": method,
-        "settings": asdict(chosen) if is_dataclass(chosen) and not isinstance(chosen, type) else {},
+        "settings": set_to(chosen),
         "target": target.as_dict() | ({"macs": ratios} if len(ratios) > 1 else {}),
         "search": how,
         "weights": weights_fingerprint(network),
@@ -104,7 +95,7 @@ def check_ratios(info: HostInfo, method: Any, ratios: Sequence[float]) -> None:
         return
     most = draft.reachable()[1]
     for ratio in ratios:
-        check_reachable(draft, ratio, method.name)
+        check_reachable(draft, ratio)
         if ratio > most:
             console.print(f"No plan needs more than {most:.3f} of the MACs: the last block computes only what is read.")
 

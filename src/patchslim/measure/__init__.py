@@ -4,18 +4,6 @@ from patchslim.measure.accuracy import Accuracy, evaluate, evaluate_pair
 from patchslim.measure.bench import BenchConfig, bench
 from patchslim.measure.comparison import CompareConfig, SpeedConfig, compare
 from patchslim.measure.paired import Paired, paired
-from patchslim.measure.profile import profile
 
-__all__ = [
-    "Accuracy",
-    "BenchConfig",
-    "CompareConfig",
-    "Paired",
-    "SpeedConfig",
-    "bench",
-    "compare",
-    "evaluate",
-    "evaluate_pair",
-    "paired",
-    "profile",
-]
+__all__ = ["Accuracy", "BenchConfig", "CompareConfig", "Paired", "SpeedConfig", "bench", "compare"]
+__all__ += ["evaluate", "evaluate_pair", "paired"]

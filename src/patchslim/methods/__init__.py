@@ -13,6 +13,7 @@ from patchslim.methods.base import (
     names,
     package_of,
     register,
+    set_to,
     settings_of,
 )
 from patchslim.methods.task import Task, fit, model_of
@@ -36,6 +37,6 @@ from patchslim.methods.tome import ToMe
 from patchslim.methods.vtp import VTP
 
 __all__ = ["DEFAULT", "PLAINEST", "Fitted", "Method", "Task", "describe", "fit", "make", "model_of", "names"]
-__all__ += ["package_of", "register", "settings_of"]
+__all__ += ["package_of", "register", "set_to", "settings_of"]
 __all__ += ["DPS", "HVT", "PS", "SCOP", "VTP", "Attention", "Cover", "Drop", "DynamicViT", "EViT", "Merge", "Power"]
 __all__ += ["Predict", "Radial", "Random", "Spread", "ToMe", "Uniform"]

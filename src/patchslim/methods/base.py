@@ -6,7 +6,7 @@ A method turns a host and images into a slim model. It is a frozen dataclass of 
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields, is_dataclass
+from dataclasses import asdict, dataclass, field, fields, is_dataclass
 from difflib import get_close_matches
 from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeVar, dataclass_transform, get_type_hints
@@ -152,6 +152,11 @@ def settings_of(name: str) -> dict[str, Setting]:
     hints, noted = get_type_hints(cls), get_type_hints(cls, include_extras=True)
     words = {own: "".join(map(str, getattr(hint, "__metadata__", ()))) for own, hint in noted.items()}
     return {own.name: Setting(hints[own.name], own.default, words[own.name]) for own in fields(cls)}
+
+
+def set_to(method: Any) -> dict[str, Any]:
+    """The settings of a method object, where it is a dataclass."""
+    return asdict(method) if is_dataclass(method) and not isinstance(method, type) else {}
 
 
 def type_words(hint: Any) -> str:

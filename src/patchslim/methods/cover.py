@@ -31,13 +31,13 @@ class Cover(Method):
 
         def plan(counts: Counts, drops: Drops) -> SlimPlan:
             assert sets is not None
-            return static_plan(info, sets.kept(counts), "cover", drops, method=self.name)
+            return static_plan(info, sets.kept(counts), "cover", drops)
 
         steps = steps_by(info, lambda n, drop: Slice(n=n) if drop else CoverStep(n=n))
-        return Draft(info, steps, plan, merges=True, most=self.blocks, fields={"method": self.name})
+        return Draft(info, steps, plan, merges=True, most=self.blocks, method=self.name)
 
     def fit(self, task: Task) -> Fitted:
         """Find which patches cover the others, then how many each block keeps."""
         sets = task.once("coverage", lambda: CoverageSets(task.host, task.features))
-        plan, error = task.allocate(self.draft(task.info, sets), self.name)
+        plan, error = task.allocate(self.draft(task.info, sets))
         return Fitted(plan, errors={"readout": error})

@@ -23,12 +23,11 @@ class Drop(Method):
 
     def draft(self, info: HostInfo) -> Draft:
         """Slices."""
-        fields = {"method": self.name}
-        return Draft(info, lambda counts, drops: static_steps(info, counts, "slice"), empties=True, fields=fields)
+        return Draft(info, lambda own, drops: static_steps(info, own, "slice"), empties=True, method=self.name)
 
     def fit(self, task: Task) -> Fitted:
         """Greedy reconstruction by Taylor importance."""
-        limit = task.limit(self.draft(task.info), self.name)
+        limit = task.limit(self.draft(task.info))
         greedy = Greedy(task.host, task.features, task.cache, task.progress, limit, task.seed)
         plan, error = greedy.search(task.target.allowed)
         return Fitted(plan, errors={"readout": error})

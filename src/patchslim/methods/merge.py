@@ -31,12 +31,12 @@ class Merge(Method):
         """Steps that pair patches, so at least half of a block's stay."""
         channels = distance_channels(info)
         steps = steps_by(info, lambda n, drop: MergeStep(n=n, channels=channels, drop=drop))
-        return Draft(info, steps, halves=True, merges=True, most=self.blocks, fields={"method": self.name})
+        return Draft(info, steps, halves=True, merges=True, most=self.blocks, method=self.name)
 
     def fit(self, task: Task) -> Fitted:
         """Learn the distances, then search where to merge how much."""
         distances: dict[int, nn.Module] = task.once(
             "distances", lambda: find_distances(task.host, task.features, task.cache, task.seed, task.progress)
         )
-        plan, error = task.allocate(self.draft(task.info), self.name, distances)
+        plan, error = task.allocate(self.draft(task.info), distances)
         return task.fitted(plan, distances, errors={"readout": error})

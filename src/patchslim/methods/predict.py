@@ -57,8 +57,7 @@ class Predict(Method):
         steps = steps_by(
             info, lambda n, drop: PredictStep(n=n, merge=self.merges and not drop, selector=kind, hidden=hidden)
         )
-        fields = {"method": self.name}
-        return Draft(info, steps, halves=self.merges, merges=self.merges, most=self.blocks, fields=fields)
+        return Draft(info, steps, halves=self.merges, merges=self.merges, most=self.blocks, method=self.name)
 
     def fit(self, task: Task) -> Fitted:
         """G learns on the whole network, counts are searched with it, and it learns again on the slimmed network."""
@@ -66,13 +65,13 @@ class Predict(Method):
         training = SelectorTraining(
             task.host, task.features, task.cache, task.progress, self.selector, self.score, self.epochs, task.seed
         )
-        limit = task.limit(draft, self.name)
+        limit = task.limit(draft)
         # How fast it is with thresholds is known only once they are there; until then, blocks' own times will do.
         first = Budget(limit.cost, limit.ratio) if self.threshold else limit
         everything = draft.schedule().everything
         read = [layer for layer, count in enumerate(everything, start=1) if count]
         selectors = training.fit(draft.plan(everything, ()), read)
-        plan, _ = task.allocate(draft, self.name, selectors, first)
+        plan, _ = task.allocate(draft, selectors, first)
         ends_alike = [info.depth] if self.threshold and info.reads_patches else []
         selectors = training.fit(plan, sorted({*plan.choosing, *ends_alike}), begin=selectors)
         if self.threshold:

@@ -47,8 +47,7 @@ class PS(Method):
     def draft(self, info: HostInfo) -> Draft:
         """Slices, or patches that are carried along."""
         kind: Static = "carry" if self.carry else "slice"
-        fields = {"method": self.name}
-        return Draft(info, lambda counts, drops: static_steps(info, counts, kind), empties=True, fields=fields)
+        return Draft(info, lambda own, drops: static_steps(info, own, kind), empties=True, method=self.name)
 
     def algorithm(self, task: Task, limit: Budget) -> TopDown:
         """Algorithm 1 on the task."""
@@ -57,7 +56,7 @@ class PS(Method):
 
     def fit(self, task: Task) -> Fitted:
         """Algorithm 1 at the tolerance; for a ratio the tolerance is bisected with untuned blocks."""
-        limit = task.limit(self.draft(task.info), self.name)
+        limit = task.limit(self.draft(task.info))
         top_down, tune, allowed = self.algorithm(task, limit), bool(self.tune_epochs), task.target.allowed
         if allowed is not None:
             partial, tolerance = top_down.search(allowed, tune), allowed

@@ -4,7 +4,7 @@ checked, signed result and its model."""
 import copy
 from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, is_dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Self, TypeVar
 
 import torch
@@ -19,7 +19,7 @@ from patchslim.evidence.network import relative_error
 from patchslim.hosts import Host, HostInfo, open_host, open_slim
 from patchslim.hosts.weights import weights_fingerprint
 from patchslim.macs import MADE, host_macs, plan_macs
-from patchslim.methods.base import Fitted, package_of
+from patchslim.methods.base import Fitted, package_of, set_to
 from patchslim.plan import HOST, SPEED, SlimPlan
 from patchslim.search import Draft, Target
 from patchslim.search.cost import Budget, MacCost, check_reachable
@@ -94,14 +94,14 @@ class Task:
         found: Thing = self.known[key]
         return found
 
-    def limit(self, draft: Draft, method: str) -> Budget:
+    def limit(self, draft: Draft) -> Budget:
         """What limits plans of a draft: MACs, time, or nothing but their error."""
         if self.target.macs is not None:
-            check_reachable(draft, self.target.macs, method)
+            check_reachable(draft, self.target.macs)
         if self.target.speedup is None:
             self.budget = Budget(MacCost(draft), self.target.macs)
         else:
-            self.budget = SpeedBudget(self.stopwatch(), draft, self.target.speedup, method)
+            self.budget = SpeedBudget(self.stopwatch(), draft, self.target.speedup)
         return self.budget
 
     def stopwatch(self, rectangular: bool = True) -> Stopwatch:
@@ -109,10 +109,10 @@ class Task:
         return Stopwatch(self.host, self.target.conditions, self.cache, self.progress, rectangular=rectangular)
 
     def allocate(
-        self, draft: Draft, method: str, parts: Mapping[int, nn.Module] | None = None, budget: Budget | None = None
+        self, draft: Draft, parts: Mapping[int, nn.Module] | None = None, budget: Budget | None = None
     ) -> tuple[SlimPlan, float]:
         """Patches per block by the measured error of the whole network, within the limit: the plan and its error."""
-        budget = budget or self.limit(draft, method)
+        budget = budget or self.limit(draft)
         measured = Measured(self.host, self.features, self.cache, self.progress, draft, budget, parts or {})
         return measured.search(self.target.allowed)
 
@@ -222,7 +222,7 @@ def signed(plan: SlimPlan, method: Any, task: Task, found: Fitted) -> SlimPlan:
     """The plan with a word on how it came about."""
     macs = plan_macs(task.info, plan)
     provenance: dict[str, Any] = {
-        "settings": asdict(method) if is_dataclass(method) and not isinstance(method, type) else {},
+        "settings": set_to(method),
         "target": task.target.as_dict(),
         "seed": task.seed,
         "tolerance": task.target.allowed,

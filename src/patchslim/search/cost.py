@@ -139,12 +139,12 @@ class Budget:
         return find(self.ratio)
 
 
-def check_reachable(draft: Draft, ratio: float, method: str) -> None:
+def check_reachable(draft: Draft, ratio: float) -> None:
     """Raise BudgetError, saying what can be reached, when the MAC ratio can't."""
     low, high = draft.reachable()
     if ratio < low:
         raise BudgetError(
-            f"A MAC ratio of {ratio:g} can't be reached on {draft.info.name} by {method}; "
+            f"A MAC ratio of {ratio:g} can't be reached on {draft.info.name} by {draft.method}; "
             f"anything from {low:.3f} to {high:.3f} can."
         )
 

@@ -3,9 +3,8 @@ from nothing removed to a budget, and are then improved move by move at that bud
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import product
-from typing import Any
 
 import torch
 
@@ -96,20 +95,20 @@ class Draft:
     merges: bool = False  # some blocks may drop instead
     empties: bool = False  # a block may keep no patch at all
     most: int | None = None  # at most so many blocks remove patches; None: as many as pay
-    fields: dict[str, Any] = field(default_factory=dict)  # of the plans
+    method: str = "the method"  # whose plans they are, in messages
 
     def plan(self, counts: Counts, drops: Drops) -> SlimPlan:
         """The whole plan."""
         if self.whole is not None:
             return self.whole(counts, drops)
-        return make_plan(self.info, self.steps(counts, drops), **self.fields)
+        return make_plan(self.info, self.steps(counts, drops))
 
     def sketch(self, counts: Counts) -> SlimPlan:
         """A plan for a clock, with patches that nobody chose: time does not depend on which."""
         steps, order = self.steps(counts, ()), None
         if any(step.ordered and 0 < count < self.info.patches for step, count in zip(steps, counts, strict=True)):
             order = torch.randperm(self.info.patches, generator=torch.Generator().manual_seed(0)).tolist()
-        return make_plan(self.info, steps, order, **self.fields)
+        return make_plan(self.info, steps, order)
 
     def schedule(self, multiple: int = 1) -> Schedule:
         """The blocks that may remove patches, and how many each can."""

@@ -27,7 +27,7 @@ class SpeedBudget(Budget):
     cost: LatencyCost
     ratio: float
 
-    def __init__(self, watch: Stopwatch, draft: Draft, speedup: float, method: str) -> None:
+    def __init__(self, watch: Stopwatch, draft: Draft, speedup: float) -> None:
         """BudgetError, saying what can be reached, when the speed-up can't; the least network tells."""
         self.watch, self.draft, self.speedup = watch, draft, speedup
         self.info, self.schedule = draft.info, draft.schedule()
@@ -39,7 +39,7 @@ class SpeedBudget(Budget):
         if share > self.ratio:
             where = f"{watch.about['device']} (batch {watch.conditions.batch_size}, {watch.conditions.dtype})"
             raise BudgetError(
-                f"{self.info.name} on {where} can't be made {speedup:g}× as fast by {method}; "
+                f"{self.info.name} on {where} can't be made {speedup:g}× as fast by {draft.method}; "
                 f"{math.floor(100 / share + 1e-6) / 100:.2f}× is the most."
             )
 
