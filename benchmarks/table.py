@@ -124,41 +124,46 @@ def pages(question: str, rows: Sequence[Row]) -> str:
 
 
 def readme_table(rows: Sequence[Row], model: str, ratio: float) -> str:
-    """One line per method: accuracy untuned and recovered, speed on a GPU and on a CPU, minutes of a search."""
-    own = [row for row in rows if row.model == model and row.target_macs in (None, ratio)]
-    untuned = [row for row in own if row.question == "accuracy" and not row.recovery_epochs and row.reason is None]
+    """One line per method: accuracy untuned, speed, minutes of a search. Columns of which nothing was measured go."""
+    own = [row for row in rows if row.model == model and row.target_macs in (None, ratio) and row.reason is None]
+    untuned = [row for row in own if row.question == "accuracy" and not row.recovery_epochs]
     untuned = list({(row.method, repr(row.settings)): row for row in untuned}.values())
 
     def other(row: Row, question: str, **wanted: object) -> Row | None:
-        alike = (found for found in own if (found.method, found.settings) == (row.method, row.settings))
-        found = [own for own in alike if own.question == question]
-        return next((own for own in found if all(getattr(own, key) == value for key, value in wanted.items())), None)
+        """The first row of the same method that answers a question, with these values."""
+        alike = (one for one in own if (one.question, one.method, one.settings) == (question, row.method, row.settings))
+        return next((one for one in alike if all(getattr(one, key) == value for key, value in wanted.items())), None)
 
-    def recovered(row: Row) -> str:
-        found = [own for own in rows if own.recovery_epochs and own.method == row.method and own.model == model]
-        found = [own for own in found if own.settings == row.settings and own.target_macs == ratio]
-        return interval("top1")(found[-1]) if found else EMPTY
-
-    def fast(batch: int, gpu: bool) -> Column:
+    def fast(batch: int, dtype: str) -> Column:
         def show(row: Row) -> str:
-            found = other(row, "speed", batch_size=batch, dtype="bfloat16" if gpu else "float32")
+            found = other(row, "speed", batch_size=batch, dtype=dtype, image_size=224)
             if found is None or found.images_per_second is None:
                 return EMPTY
-            return f"{found.images_per_second:,.0f}" + ("" if row.method == "host" else f" ({found.speedup:.2f}×)")
+            times = "" if row.method == "host" else f" ({found.speedup:.2f}×)"
+            return f"{found.images_per_second:,.0f}{times}"
 
         return show
 
+    def recovered(row: Row) -> str:
+        alike = (one for one in own if (one.method, one.settings) == (row.method, row.settings))
+        found = next((one for one in alike if one.recovery_epochs), None)
+        return EMPTY if found is None else interval("top1")(found)
+
     def minutes(row: Row) -> str:
-        return EMPTY if row.search_seconds is None else f"{row.search_seconds / 60:.1f}"
+        found = other(row, "search")
+        return EMPTY if found is None or found.search_seconds is None else f"{found.search_seconds / 60:.1f}"
 
     columns: dict[str, Column] = {
         "method": method_of,
         "MACs": lambda row: "1" if row.method == "host" else number("macs_ratio", ".3f")(row),
-        "top-1": interval("top1"),
-        "recovered": recovered,
-        "GPU, 256": fast(256, gpu=True),
-        "GPU, 1": fast(1, gpu=True),
-        "CPU, 16": fast(16, gpu=False),
-        "search": minutes,
+        "top-1, %": interval("top1"),
+        "points lost": interval("lost"),
+        "recovered, %": recovered,
+        "GPU, 256": fast(256, "bfloat16"),
+        "GPU, 1": fast(1, "bfloat16"),
+        "CPU, 16": fast(16, "float32"),
+        "CPU, 1": fast(1, "float32"),
+        "search, minutes": minutes,
     }
-    return markdown(columns, untuned)
+    known = {name: show for name, show in columns.items() if any(show(row) != EMPTY for row in untuned)}
+    return markdown(known, untuned)

@@ -121,9 +121,10 @@ def test_tables_show_rows_and_why_numbers_are_missing() -> None:
 def test_the_readmes_table_joins_what_was_measured_of_a_method() -> None:
     score = {"top1": 70.0, "top1_low": 68.0, "top1_high": 72.0}
     fast = {"question": "speed", "images_per_second": 2000.0, "speedup": 2.0, "batch_size": 256, "dtype": "bfloat16"}
-    rows = [row(**score), row(**MERGE, **score, search_seconds=90.0)]
-    rows += [row(**MERGE | score | {"top1": 71.0}, recovery_epochs=30), row(**MERGE | fast)]
-    host, merge = readme_table(rows, "m", 0.55).splitlines()[2:]
-    assert host == "| host | 1 | 70.00 (68.00 to 72.00) | – | – | – | – | – |"
+    rows = [row(**score), row(**MERGE, **score), row(**MERGE | {"question": "search", "search_seconds": 90.0})]
+    rows += [row(**MERGE | score | {"top1": 71.0}, recovery_epochs=30), row(**MERGE | fast, image_size=224)]
+    names, _, host, merge = readme_table(rows, "m", 0.55).splitlines()
+    assert names == "| method | MACs | top-1, % | recovered, % | GPU, 256 | search, minutes |"  # nothing of a CPU
+    assert host == "| host | 1 | 70.00 (68.00 to 72.00) | – | – | – |"
     known = "70.00 (68.00 to 72.00) | 71.00 (68.00 to 72.00) | 2,000 (2.00×)"
-    assert merge == f"| `merge` | 0.549 | {known} | – | – | 1.5 |"
+    assert merge == f"| `merge` | 0.549 | {known} | 1.5 |"

@@ -8,7 +8,7 @@ from typer import Argument, Option
 from patchslim.errors import BudgetError, MethodError
 
 MODEL_HELP = "A timm model name, such as deit_tiny_patch16_224, a folder with a Hugging Face model, or hf:NAME"
-IMAGES_HELP = "a folder, WebDataset shards ('shards-{0000..0003}.tar'), hf:NAME, or digits."
+IMAGES_HELP = "a folder, an image, WebDataset shards ('shards-{0000..0003}.tar'), or digits."
 Model = Annotated[str, Argument(help=f"{MODEL_HELP}.", metavar="MODEL")]
 RunFolder = Annotated[Path, Argument(help="A run folder of `patchslim slim`.", metavar="RUN")]
 Data = Annotated[str, Option(metavar="SRC", help=f"Images: {IMAGES_HELP}")]

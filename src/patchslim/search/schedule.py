@@ -11,7 +11,7 @@ import torch
 from patchslim.errors import BudgetError
 from patchslim.hosts import HostInfo
 from patchslim.macs import host_macs, steps_macs
-from patchslim.plan import SlimPlan, make_plan
+from patchslim.plan import BY_HAND, SlimPlan, make_plan
 from patchslim.steps import Step
 
 Counts = tuple[int, ...]  # patches that each block keeps
@@ -95,20 +95,20 @@ class Draft:
     merges: bool = False  # some blocks may drop instead
     empties: bool = False  # a block may keep no patch at all
     most: int | None = None  # at most so many blocks remove patches; None: as many as pay
-    method: str = "the method"  # whose plans they are, in messages
+    method: str = BY_HAND  # whose plans they are
 
     def plan(self, counts: Counts, drops: Drops) -> SlimPlan:
         """The whole plan."""
         if self.whole is not None:
             return self.whole(counts, drops)
-        return make_plan(self.info, self.steps(counts, drops))
+        return make_plan(self.info, self.steps(counts, drops), method=self.method)
 
     def sketch(self, counts: Counts) -> SlimPlan:
         """A plan for a clock, with patches that nobody chose: time does not depend on which."""
         steps, order = self.steps(counts, ()), None
         if any(step.ordered and 0 < count < self.info.patches for step, count in zip(steps, counts, strict=True)):
             order = torch.randperm(self.info.patches, generator=torch.Generator().manual_seed(0)).tolist()
-        return make_plan(self.info, steps, order)
+        return make_plan(self.info, steps, order, method=self.method)
 
     def schedule(self, multiple: int = 1) -> Schedule:
         """The blocks that may remove patches, and how many each can."""
