@@ -71,12 +71,13 @@ def accuracy(
     out: Out = RESULTS,
 ) -> None:
     """Slim by each method, and measure top-1 on --val and the error on training images that were not chosen by."""
+    wanted = read_methods(methods)
     host, _, place = network(model, checkpoint, img_size, device)
     chosen, others = split(data, unseen, host, images, seed)
     case = Case(host, in_memory(val, host, limit, split="test"), others)
     head = about(place) | {"question": "accuracy", "model": model, "seed": seed, "images": images}
     keep([Row(**head, method="host", macs=host_macs(inspect(host)), **case.score(host))], out)
-    for one in read_methods(methods):
+    for one in wanted:
         head |= {"method": one.name, "settings": one.settings, "target_macs": target_macs}
         # A task of its own for each: what one found out is neither true of another nor part of its time.
         folder = None if cache is None else cache / f"{one}"

@@ -23,6 +23,7 @@ from patchslim.slim import assembled_
 
 # Shares of the patches that each of twelve blocks computes, in DeiT-Ti plans at 0.55 of the MACs.
 STATIC = (0.72, 0.72, 0.71, 0.65, 0.59, 0.57, 0.56, 0.54, 0.54, 0.54, 0.48)
+JOINING = (1.0, 1.0, 1.0, 0.78, 0.67, 0.51, 0.36, 0.36, 0.30, 0.23, 0.21)  # others join those that stay
 EVERY = (1.0, 0.93, 0.93, 0.83, 0.72, 0.56, 0.37, 0.31, 0.27, 0.23, 0.23)  # each image's own, in nine blocks
 THREE = (1.0, 1.0, 1.0, 0.65, 0.65, 0.65, 0.42, 0.42, 0.42, 0.27, 0.27)  # in three
 FLAT = (0.5,) * 11  # the same in every block
@@ -35,7 +36,7 @@ def shape_of(chosen: Chosen) -> Sequence[float]:
     few = getattr(chosen.method, "blocks", None)
     if few is not None and few <= 3:
         return THREE
-    return {"merge": EVERY, "predict": EVERY, "uniform": FLAT}.get(chosen.name, STATIC)
+    return {"merge": EVERY, "predict": EVERY, "cover": JOINING, "uniform": FLAT}.get(chosen.name, STATIC)
 
 
 def counts_at(info: HostInfo, shape: Sequence[float], macs: Callable[[list[int]], int], ratio: float) -> list[int]:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import fcntl
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Annotated, Any
 
 import torch
@@ -48,12 +51,15 @@ def speed(
     ] = "auto",
     seconds: Annotated[float, typer.Option("--seconds", help="For each model in each mode.")] = 1.0,
     searched: Annotated[bool, typer.Option("--searched", help="With the counts that `accuracy` found.")] = False,
-    warm: Annotated[bool, typer.Option("--warm", help="Only fill the compiler's cache.")] = False,
+    turn: Annotated[
+        Path | None, typer.Option("--turn", help="Time only while nobody else holds this file: see `gpu`.")
+    ] = None,
     img_size: Sized = None,
     device: Where = None,
     out: Out = RESULTS,
 ) -> None:
     """Time hosts and slim models in turns. Speed does not depend on weights, so they may be random."""
+    sort_by_library()
     host, info, place = network(model, checkpoint, img_size, device)
     models, heads = contenders(host, info)
     for chosen in read_methods(methods):
@@ -68,12 +74,11 @@ def speed(
     for size in map(int, batch_sizes.split(",")):
         about_all = about(place) | {"question": "speed", "model": model, "image_size": info.image_size[0]}
         about_all |= {"batch_size": size, "dtype": dtype}
-        found = timed(contest, ready, noise(info, size, place, DTYPES[dtype]))
+        found = timed(contest, ready, noise(info, size, place, DTYPES[dtype]), turn=turn)
         rows = [Row(**about_all, **heads[name], **own) for name, own in found if name in heads]
         for row in rows:
             say(f"batch {size}: {row.method} {row.settings or ''} {row.images_per_second:,.0f}/s ({row.mode})")
-        if not warm:
-            keep(rows, out)
+        keep(rows, out)
 
 
 def contenders(host: nn.Module, info: HostInfo) -> tuple[dict[str, nn.Module], dict[str, dict[str, Any]]]:
@@ -82,11 +87,38 @@ def contenders(host: nn.Module, info: HostInfo) -> tuple[dict[str, nn.Module], d
     return {"host": host, SAME: with_matmul_embed(host)}, {"host": known}
 
 
+def sort_by_library() -> None:
+    """Have compiled models sort by ATen's kernel, as they do eagerly: with one made for every length, ToMe was not
+    compiled after five minutes for batches of 256 (docs/notebook/results.md)."""
+    from torch._inductor.lowering import make_fallback
+
+    for sort in (torch.ops.aten.sort.default, torch.ops.aten.sort.stable):
+        make_fallback(sort, warn=False, override_decomp=True)
+
+
+@contextmanager
+def holding(path: Path | None, alone: bool) -> Iterator[None]:
+    """Hold a file: with others who prepare, or alone, once nobody else holds it."""
+    if path is None:
+        yield
+        return
+    with path.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX if alone else fcntl.LOCK_SH)
+        yield
+
+
 def timed(
-    contest: Contest, models: dict[str, nn.Module], batch: torch.Tensor, host: str = "host"
+    contest: Contest,
+    models: dict[str, nn.Module],
+    batch: torch.Tensor,
+    host: str = "host",
+    turn: Path | None = None,
 ) -> Iterator[tuple[str, dict[str, Any]]]:
     """Each model's numbers, all timed in turns; with `SAME` only as a baseline, where it is among them."""
-    found, size = contest.time(models, batch), len(batch)
+    with holding(turn, alone=False):
+        ready = contest.ready(models, batch)
+    with holding(turn, alone=True):
+        found, size = contest.turns(ready, batch), len(batch)
     same = next((own for name, own in found.items() if name.startswith(SAME)), None)
     for name, own in found.items():
         for failed, reason in own.prepared.failed.items():

@@ -17,7 +17,7 @@ from benchmarks.drawn import drawn_model
 from benchmarks.inputs import MODEL, Macs, Methods, ModelName, Out, Where, network, noise, read_methods, say
 from benchmarks.peers.code import EViTCode, ToMeCode, their_evit, their_tome
 from benchmarks.rows import RESULTS, Row, about, keep
-from benchmarks.speed import about_model, contenders, timed
+from benchmarks.speed import about_model, contenders, sort_by_library, timed
 from benchmarks.table import COLUMNS, pages
 from patchslim.errors import PatchslimError
 from patchslim.hosts import HostInfo
@@ -93,15 +93,6 @@ def counted(model: nn.Module, info: HostInfo) -> int:
     with torch.no_grad(), FlopCounterMode(display=False) as counter:
         shapes(torch.zeros(1, info.channels, *info.image_size, device="meta"))
     return int(counter.get_total_flops()) // 2
-
-
-def sort_by_library() -> None:
-    """Have compiled models sort by ATen's kernel, as they do eagerly: with one made for every length, ToMe was not
-    compiled after five minutes for batches of 256 (docs/notebook/results.md)."""
-    from torch._inductor.lowering import make_fallback
-
-    for sort in (torch.ops.aten.sort.default, torch.ops.aten.sort.stable):
-        make_fallback(sort, warn=False, override_decomp=True)
 
 
 COLUMNS["peers-speed"] = COLUMNS["speed"]

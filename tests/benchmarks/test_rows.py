@@ -123,8 +123,10 @@ def test_the_readmes_table_joins_what_was_measured_of_a_method() -> None:
     fast = {"question": "speed", "images_per_second": 2000.0, "speedup": 2.0, "batch_size": 256, "dtype": "bfloat16"}
     rows = [row(**score), row(**MERGE, **score), row(**MERGE | {"question": "search", "search_seconds": 90.0})]
     rows += [row(**MERGE | score | {"top1": 71.0}, recovery_epochs=30), row(**MERGE | fast, image_size=224)]
+    rows += [row(**MERGE | score | {"top1": 70.5}, recovery_epochs=2)]
+    rows += [row(**MERGE | score | {"top1": 60.0, "device": "another"})]  # accuracies of two devices don't mix
     names, _, host, merge = readme_table(rows, "m", 0.55).splitlines()
-    assert names == "| method | MACs | top-1, % | recovered, % | GPU, 256 | search, minutes |"  # nothing of a CPU
-    assert host == "| host | 1 | 70.00 (68.00 to 72.00) | – | – | – |"
+    assert names == "| method | top-1, % | recovered, % | GPU, batch 256 | search, minutes |"  # nothing of a CPU
+    assert host == "| host | 70.00 (68.00 to 72.00) | – | – | – |"
     known = "70.00 (68.00 to 72.00) | 71.00 (68.00 to 72.00) | 2,000 (2.00×)"
-    assert merge == f"| `merge` | 0.549 | {known} | 1.5 |"
+    assert merge == f"| `merge` | {known} | 1.5 |"

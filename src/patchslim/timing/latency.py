@@ -79,9 +79,16 @@ class Contest:
 
     def time(self, models: Mapping[str, nn.Module], batch: Tensor) -> dict[str, Timed]:
         """Every model in every mode, timed in turns on one batch (B, C, H, W)."""
+        return self.turns(self.ready(models, batch), batch)
+
+    def ready(self, models: Mapping[str, nn.Module], batch: Tensor) -> dict[str, Prepared]:
+        """Every model in every mode, compiled and run once."""
         if any(mode.startswith("compiled") for mode in self.modes):
             forget_compiled(4 * len(models))
-        prepared = {name: self._prepare(name, model, batch) for name, model in models.items()}
+        return {name: self._prepare(name, model, batch) for name, model in models.items()}
+
+    def turns(self, prepared: Mapping[str, Prepared], batch: Tensor) -> dict[str, Timed]:
+        """Times of what is ready, in turns."""
         self.say("timing", len(batch))
         calls = {(name, mode): ready.call for name, own in prepared.items() for mode, ready in own.ready.items()}
         timings = dict(zip(calls, in_turns([*calls.values()], batch.device, self.seconds, self.clock), strict=True))
