@@ -98,6 +98,7 @@ def run(parts: Sequence[Part], logs: Path, turn: Path) -> None:
             if code is None and taken < part.seconds:
                 continue
             process.kill()
+            process.wait()
             say(f"{part.name}: {'stopped' if code is None else f'exit code {code}'} after {taken:.0f} s")
             running.remove((part, process))
         time.sleep(0.2)

@@ -52,7 +52,10 @@ def speed(
     seconds: Annotated[float, typer.Option("--seconds", help="For each model in each mode.")] = 1.0,
     searched: Annotated[bool, typer.Option("--searched", help="With the counts that `accuracy` found.")] = False,
     turn: Annotated[
-        Path | None, typer.Option("--turn", help="Time only while nobody else holds this file: see `gpu`.")
+        Path | None,
+        typer.Option(
+            "--turn", exists=True, dir_okay=False, help="Time only while nobody else holds this file: see `gpu`."
+        ),
     ] = None,
     img_size: Sized = None,
     device: Where = None,

@@ -127,13 +127,18 @@ def pages(question: str, rows: Sequence[Row]) -> str:
 
 
 def readme_table(rows: Sequence[Row], model: str, ratio: float) -> str:
-    """One line per method: accuracy untuned, speed, minutes of a search. Columns of which nothing was measured go."""
+    """One line per method, the most accurate first: accuracy untuned, speed, minutes of a search.
+
+    Columns of which nothing was measured go.
+    """
     own = [row for row in rows if row.model == model and row.target_macs in (None, ratio) and row.reason is None]
-    devices = Counter(row.device for row in own if row.question == "accuracy")
-    # Accuracies are compared on one device: that of most rows.
-    accuracies = [row for row in own if row.question == "accuracy" and row.device == devices.most_common(1)[0][0]]
+    accuracies = [row for row in own if row.question == "accuracy"]
+    # They are compared on one device: that of most rows.
+    devices = Counter(row.device for row in accuracies).most_common(1)
+    accuracies = [row for row in accuracies if row.device == devices[0][0]]
     untuned = [row for row in accuracies if not row.recovery_epochs]
     untuned = list({(row.method, repr(row.settings)): row for row in untuned}.values())
+    untuned.sort(key=lambda row: (row.method != "host", row.lost or 0))
 
     def other(row: Row, question: str, **wanted: object) -> Row | None:
         """The first row of the same method that answers a question, with these values."""
