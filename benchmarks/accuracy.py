@@ -43,7 +43,7 @@ from patchslim.methods import Fitted, Task, fit, model_of
 from patchslim.recover import RecoverConfig, recover
 from patchslim.runs.make import peak_memory_gib
 from patchslim.search import Target
-from patchslim.slim import states_of
+from patchslim.slimmed import states_of
 
 BATCH = 128  # images at a time
 USUAL = "merge,merge:blocks=none,cover,drop,predict,ps,tome"

@@ -19,7 +19,7 @@ from patchslim.macs import host_macs, plan_macs
 from patchslim.methods import Power, Task, fit, model_of
 from patchslim.plan import SlimPlan, make_plan
 from patchslim.search import Target
-from patchslim.slim import assembled_
+from patchslim.slimmed import assembled_
 
 # Shares of the patches that each of twelve blocks computes, in DeiT-Ti plans at 0.55 of the MACs.
 STATIC = (0.72, 0.72, 0.71, 0.65, 0.59, 0.57, 0.56, 0.54, 0.54, 0.54, 0.48)

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 import patchslim as ps
 from patchslim.hosts import HostInfo
 from patchslim.plan import SlimPlan, make_plan
-from patchslim.slim.assemble import own_keys
+from patchslim.slimmed.assemble import own_keys
 from patchslim.steps import Step
 from patchslim.steps.cover import Cover as CoverStep
 from patchslim.steps.merge import Merge as MergeStep

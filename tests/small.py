@@ -15,7 +15,7 @@ from patchslim.hosts import open_host
 from patchslim.models import LVViT, T2TViT
 from patchslim.plan import SlimPlan, make_plan, static_plan
 from patchslim.search.threshold import with_thresholds
-from patchslim.slim.assemble import fingerprint, own_weights
+from patchslim.slimmed.assemble import fingerprint, own_weights
 from patchslim.steps import Step
 from patchslim.steps.keep import Keep
 from patchslim.steps.merge import Merge, make_distance

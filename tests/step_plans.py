@@ -12,8 +12,8 @@ from torch import Tensor, nn
 import patchslim as ps
 from patchslim.hosts import open_host
 from patchslim.plan import SlimPlan, make_plan
-from patchslim.slim import assembled_, frozen_keys
-from patchslim.slim.assemble import fingerprint
+from patchslim.slimmed import assembled_, frozen_keys
+from patchslim.slimmed.assemble import fingerprint
 from patchslim.steps import Step
 from patchslim.steps.carry import Carry
 from patchslim.steps.cover import Cover

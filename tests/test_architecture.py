@@ -19,7 +19,7 @@ SOURCE = Path(patchslim.__file__).parent
 ORDER = (
     *("version", "errors", "events", "packages", "files", "folder"),
     *("kernels", "models", "hosts", "cache", "data"),
-    *("steps", "plan", "macs", "slim"),
+    *("steps", "plan", "macs", "slimmed"),
     *("timing", "evidence", "search", "recover", "methods", "api"),
     *("quantise", "measure", "export", "report", "runs", "cli", "__main__"),
 )
@@ -158,14 +158,19 @@ def test_nothing_outside_steps_asks_for_a_kind() -> None:
 @pytest.mark.parametrize(
     ("name", "text", "check", "words"),
     [
-        ("steps/new.py", "from patchslim.slim import apply", imports_back, "steps/new.py imports patchslim.slim.apply"),
+        (
+            "steps/new.py",
+            "from patchslim.slimmed import apply",
+            imports_back,
+            "imports patchslim.slimmed.apply",
+        ),
         ("steps/new.py", "import patchslim.methods.merge", imports_back, "imports patchslim.methods.merge"),
-        ("steps/new.py", "def f():\n    from patchslim import slim", imports_back, "imports patchslim.slim"),
+        ("steps/new.py", "def f():\n    from patchslim import slimmed", imports_back, "imports patchslim.slimmed"),
         ("cli/new.py", "from patchslim import __version__", imports_back, "imports patchslim.__version__"),
         ("cli/new.py", "import patchslim", imports_back, "imports patchslim"),
         ("attic/new.py", "from patchslim.errors import PlanError", imports_back, "attic/new.py imports"),
-        ("slim/new.py", "x = 1\n" * 301, too_long, "slim/new.py has 301 lines"),
-        ("slim/new.py", "def f():\n" + "    x = 1\n" * 61, too_long, "slim/new.py: f has 61 lines"),
+        ("slimmed/new.py", "x = 1\n" * 301, too_long, "slimmed/new.py has 301 lines"),
+        ("slimmed/new.py", "def f():\n" + "    x = 1\n" * 61, too_long, "slimmed/new.py: f has 61 lines"),
         ("cli/new.py", "method = 'merge'", methods_named, "cli/new.py:1 says 'merge'"),
         ("search/new.py", "if name == 'attention': pass", methods_named, "search/new.py:1 says 'attention'"),
         ("cli/new.py", "from patchslim.methods import Merge", methods_named, "cli/new.py takes Merge"),

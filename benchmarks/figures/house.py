@@ -23,7 +23,7 @@ TITLE = "An arrow: imports from. Arrows along which a chain of others leads are 
 ROWS: dict[str, tuple[str, ...]] = {
     "basics": ("version", "errors", "events", "packages", "files", "folder"),
     "what a ViT is": ("kernels", "models", "hosts", "cache", "data"),
-    "how it is slimmed": ("steps", "plan", "macs", "slim"),
+    "how it is slimmed": ("steps", "plan", "macs", "slimmed"),
     "what to remove": ("timing", "evidence", "search", "recover", "methods"),
     "what comes out": ("api", "quantise", "measure", "export", "report", "runs"),
     "commands": ("cli", "__main__"),

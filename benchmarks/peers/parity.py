@@ -21,7 +21,7 @@ from patchslim.hosts import HostInfo
 from patchslim.macs import count_macs, host_macs
 from patchslim.methods import EViT, ToMe
 from patchslim.plan import make_plan
-from patchslim.slim import apply
+from patchslim.slimmed import apply
 from patchslim.steps import Step
 from patchslim.steps.evit import choose
 

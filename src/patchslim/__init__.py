@@ -21,7 +21,7 @@ from patchslim.measure import compare
 from patchslim.plan import SlimPlan
 from patchslim.recover import RecoverConfig, finetune
 from patchslim.runs.store import load, save
-from patchslim.slim import apply, full_plan, image_macs, masked_logits, sources
+from patchslim.slimmed import apply, full_plan, image_macs, masked_logits, sources
 from patchslim.version import __version__
 
 from patchslim.api import slim  # isort: skip  (after patchslim.slim the package, whose name this verb takes)

@@ -12,7 +12,7 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 from patchslim.errors import PatchslimError
 from patchslim.hosts import classifiers_of, split_qkv_
 from patchslim.packages import need, quiet, told
-from patchslim.slim import own_keys
+from patchslim.slimmed import own_keys
 
 WAYS = ("int8", "float8")
 FLOAT8_FROM = (8, 9)  # compute capability of the first GPUs that multiply float8

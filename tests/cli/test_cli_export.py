@@ -7,7 +7,7 @@ import pytest
 
 import patchslim as ps
 from commands import Run, image_folder, refused
-from patchslim.slim import plan_of
+from patchslim.slimmed import plan_of
 from small import make_host, plan_for, slim_of
 
 

@@ -14,7 +14,7 @@ from patchslim.evidence.scores import exact_scores
 from patchslim.evidence.taylor import GateDerivatives, probes, removal_effect
 from patchslim.hosts import Host, open_host
 from patchslim.plan import static_plan
-from patchslim.slim import slim_blocks
+from patchslim.slimmed import slim_blocks
 from small import make_host, make_images, relative
 
 IMAGES, PATCHES, PROBES, SEED, STAGE = 3, 16, 4, 5, 2

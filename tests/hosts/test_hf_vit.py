@@ -13,7 +13,7 @@ from hf_small import FEW, MADE, make_hf
 from patchslim.hosts import answer_of, open_host
 from patchslim.kernels.attention import plain
 from patchslim.recover.learning import by_layer
-from patchslim.slim import own_keys
+from patchslim.slimmed import own_keys
 from small import WAYS, make_images, plan_for, relative
 
 pytestmark = pytest.mark.filterwarnings("ignore:There is no packed attention")

@@ -8,7 +8,7 @@ import patchslim as ps
 from patchslim.errors import BudgetError
 from patchslim.hosts import open_host, open_slim
 from patchslim.methods import EViT
-from patchslim.slim import states_of
+from patchslim.slimmed import states_of
 from patchslim.steps.evit import choose, fuse
 from small import make_host, make_images
 from tasks import budget, by_steps, golden_host, made, says, task_of

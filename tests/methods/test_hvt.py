@@ -11,7 +11,7 @@ from patchslim.errors import BudgetError
 from patchslim.hosts import open_host, open_slim
 from patchslim.methods import HVT
 from patchslim.methods.hvt import placements
-from patchslim.slim import states_of
+from patchslim.slimmed import states_of
 from patchslim.steps.pool import Pool, PoolRunner, pooled
 from patchslim.steps.tokens import Tokens
 from small import make_host, make_images

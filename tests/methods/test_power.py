@@ -14,7 +14,7 @@ from patchslim.hosts import open_host, open_slim
 from patchslim.methods import Power
 from patchslim.methods.power import RetentionPath, between, configuration, soft_run
 from patchslim.search import Target
-from patchslim.slim import states_of
+from patchslim.slimmed import states_of
 from patchslim.steps.power import significance
 from small import make_host, make_images
 from tasks import by_steps, digits, made, says, task_of

@@ -15,7 +15,7 @@ from patchslim.errors import BudgetError
 from patchslim.methods import VTP, EViT, Merge, Power, Task, ToMe, Uniform
 from patchslim.plan import SPEED
 from patchslim.search import Target
-from patchslim.slim import plan_of
+from patchslim.slimmed import plan_of
 from patchslim.timing import stopwatch
 from small import make_host, make_images, read_by, relative
 from tasks import made, task_of

@@ -12,7 +12,7 @@ import patchslim as ps
 from patchslim.hosts import open_host, open_slim
 from patchslim.kernels.attention import sized
 from patchslim.methods import ToMe
-from patchslim.slim import states_of
+from patchslim.slimmed import states_of
 from patchslim.steps.tokens import Tokens
 from patchslim.steps.tome import joined, match
 from small import make_host, make_images

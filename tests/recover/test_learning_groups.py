@@ -7,7 +7,7 @@ import patchslim as ps
 from patchslim.recover import RecoverConfig, recover
 from patchslim.recover.learning import by_layer, choose_learning_, is_vector, two_rates
 from patchslim.recover.networks import open_student
-from patchslim.slim import own_keys
+from patchslim.slimmed import own_keys
 from small import PYRAMID, make_host, make_images, plan_for, plan_of
 from step_plans import STEPS, alone
 

@@ -12,7 +12,7 @@ from torch import Tensor
 import patchslim as ps
 from patchslim.report import draw_kept, draw_sources, pictures
 from patchslim.report.pictures import Panel, borders, owners, paint, shade_removed
-from patchslim.slim import plan_of
+from patchslim.slimmed import plan_of
 from small import make_host, make_images, merging, slim_of
 
 GRID = (2, 3)

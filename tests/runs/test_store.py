@@ -13,7 +13,7 @@ import patchslim as ps
 from patchslim.hosts.weights import read_weights, write_weights
 from patchslim.plan import SlimPlan
 from patchslim.runs.store import load_host
-from patchslim.slim import own_keys
+from patchslim.slimmed import own_keys
 from small import make_host, make_images, merging, slim_of
 from step_plans import STEPS, alone
 

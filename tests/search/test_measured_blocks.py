@@ -15,8 +15,8 @@ from patchslim.methods import Cover, Merge, Predict, Task
 from patchslim.search import Draft, Drops, Target
 from patchslim.search.measured import Measured
 from patchslim.search.schedule import Counts, removing
-from patchslim.slim import apply
-from patchslim.slim.assemble import own_weights
+from patchslim.slimmed import apply
+from patchslim.slimmed.assemble import own_weights
 from searches import IMAGES, PATCHES, limits, ratio, readout_error, searched, slim_by, target_at
 from small import make_host, make_images
 

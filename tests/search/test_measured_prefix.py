@@ -12,8 +12,8 @@ from patchslim.evidence.features import Features
 from patchslim.hosts import Host, open_host
 from patchslim.plan import SlimPlan, static_plan
 from patchslim.search.measured import PrefixMemory, measure
-from patchslim.slim import apply
-from patchslim.slim.assemble import own_weights
+from patchslim.slimmed import apply
+from patchslim.slimmed.assemble import own_weights
 from patchslim.steps.merge import make_distance
 from patchslim.steps.selector import make_selector
 from searches import readout_error

@@ -10,7 +10,7 @@ import patchslim as ps
 from patchslim.hosts import open_host
 from patchslim.macs import host_macs, steps_macs
 from patchslim.search import Draft
-from patchslim.slim.assemble import assembled_
+from patchslim.slimmed.assemble import assembled_
 from small import make_host, make_images
 
 PATCHES = 16

@@ -14,7 +14,7 @@ from patchslim.hosts import open_host
 from patchslim.macs import plan_macs, steps_macs
 from patchslim.plan import SlimPlan, make_plan, static_steps
 from patchslim.search.threshold import calibrate, with_thresholds
-from patchslim.slim.assemble import fingerprint, own_weights
+from patchslim.slimmed.assemble import fingerprint, own_weights
 from patchslim.steps.predict import Predict
 from patchslim.steps.selector import SelectorKind, make_selector
 from small import make_host, make_images, steps_for

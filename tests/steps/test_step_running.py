@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 import patchslim as ps
-from patchslim.slim import frozen_keys
+from patchslim.slimmed import frozen_keys
 from patchslim.steps.slice import Slice
 from small import make_host, make_images, relative
 from step_plans import STEPS, alone, owning

@@ -17,7 +17,7 @@ from patchslim.methods import Task, Uniform, fit, model_of
 from patchslim.methods.baselines import uniform_counts
 from patchslim.search import Target
 from patchslim.search.cost import PAPERS_TOLERANCE
-from patchslim.slim import plan_of
+from patchslim.slimmed import plan_of
 
 BLOCK, READOUT = (0.002, 0.005, 0.01, 0.02, 0.05), (0.01, 0.02, 0.05, 0.1, 0.2)
 # ε of Algorithm 1 is the error of the next block, that of Taylor importance the error of what the head reads.

@@ -27,7 +27,7 @@ from patchslim.report import draw_kept, draw_sources
 from patchslim.runs.make import check_runs_folder, make_runs
 from patchslim.runs.store import CONFIG, METRICS, SEARCH, load
 from patchslim.search import Target
-from patchslim.slim import plan_of, sources
+from patchslim.slimmed import plan_of, sources
 from patchslim.timing import time_side_by_side
 
 KEPT_PICTURE, MERGED_PICTURE = "kept_patches.png", "merged_patches.png"

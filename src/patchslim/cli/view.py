@@ -13,7 +13,7 @@ from patchslim.errors import PatchslimError
 from patchslim.hosts import inspect
 from patchslim.report.pictures import draw_sources, mean_tokens
 from patchslim.runs.store import load
-from patchslim.slim import plan_of, sources
+from patchslim.slimmed import plan_of, sources
 
 MOST = 16  # images in a picture
 

@@ -14,7 +14,7 @@ from patchslim.evidence.scores import Score, exact_scores
 from patchslim.hosts import Host
 from patchslim.kernels.match import take
 from patchslim.plan import SlimPlan
-from patchslim.slim import slim_blocks
+from patchslim.slimmed import slim_blocks
 from patchslim.steps.selector import Selector, SelectorKind, hidden_width, make_selector
 from patchslim.steps.tokens import start
 

@@ -18,7 +18,7 @@ from patchslim.export import onnx_file, openvino_file, pt2_file
 from patchslim.export.pt2_file import info_of
 from patchslim.hosts import HostInfo
 from patchslim.hosts.timm_spec import listed
-from patchslim.slim import plan_of
+from patchslim.slimmed import plan_of
 from patchslim.version import __version__
 
 METADATA_VERSION = 1

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from patchslim.data import ImageSource, tensor_images
 from patchslim.errors import ExportError, first_words
 from patchslim.hosts import HostInfo, answer_of
-from patchslim.slim import plan_of
+from patchslim.slimmed import plan_of
 
 TOLERANCE = 1e-3  # largest difference of a logit
 AGREEMENT = 99.9  # percent of images with the same answer

@@ -15,7 +15,7 @@ from patchslim.errors import ExportError, first_words
 from patchslim.hosts import HostInfo, answer_of, inspect
 from patchslim.hosts.hf_parts import hf_class
 from patchslim.packages import quiet, told
-from patchslim.slim import made_from, rectangular
+from patchslim.slimmed import made_from, rectangular
 
 LARGEST_BATCH = 2**16
 ATEN: Any = torch.ops.aten

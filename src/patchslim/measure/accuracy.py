@@ -12,7 +12,7 @@ from patchslim.data import ImageSource
 from patchslim.errors import DataError
 from patchslim.hosts import answer_of, open_slim
 from patchslim.measure.paired import Paired, paired
-from patchslim.slim import SlimBlock, macs_of_states, plan_of, states_of
+from patchslim.slimmed import SlimBlock, macs_of_states, plan_of, states_of
 
 Progress = Callable[[int], None]  # how many images more
 

@@ -17,7 +17,7 @@ from patchslim.macs import host_macs
 from patchslim.measure.profile import profile
 from patchslim.plan import SPEED, SlimPlan
 from patchslim.quantise import check_way, quantised
-from patchslim.slim import image_macs, plan_of, rectangular
+from patchslim.slimmed import image_macs, plan_of, rectangular
 from patchslim.timing import DTYPES, Clock, Contest, Timed, device_name
 from patchslim.timing.memory import fitting
 from patchslim.timing.modes import in_dtype, modes_for

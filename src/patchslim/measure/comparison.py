@@ -29,7 +29,7 @@ from patchslim.measure.paired import to_hex, with_intervals
 from patchslim.methods import Task, fit, make, model_of
 from patchslim.recover import RecoverConfig, recover
 from patchslim.search import Target
-from patchslim.slim import rectangular
+from patchslim.slimmed import rectangular
 from patchslim.timing import DTYPES, Contest, device_name
 from patchslim.timing.memory import out_of_memory
 from patchslim.timing.modes import in_dtype, modes_for

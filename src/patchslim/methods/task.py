@@ -25,8 +25,8 @@ from patchslim.search import Draft, Target
 from patchslim.search.cost import Budget, MacCost, check_reachable
 from patchslim.search.measured import Measured
 from patchslim.search.speed import SpeedBudget, meet_speedup
-from patchslim.slim import apply
-from patchslim.slim.assemble import fingerprint, own_weights
+from patchslim.slimmed import apply
+from patchslim.slimmed.assemble import fingerprint, own_weights
 from patchslim.timing.stopwatch import Stopwatch
 
 Knob = TypeVar("Knob")

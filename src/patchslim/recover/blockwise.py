@@ -18,7 +18,7 @@ from patchslim.recover.config import RecoverConfig
 from patchslim.recover.images import Parts
 from patchslim.recover.learning import choose_learning_, two_rates
 from patchslim.recover.networks import pair_rows, through
-from patchslim.slim import State
+from patchslim.slimmed import State
 
 STAGE = "blocks"
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from patchslim.errors import RecoverError
 from patchslim.hosts import Host, open_slim
 from patchslim.recover.config import RecoverConfig
-from patchslim.slim import frozen_keys
+from patchslim.slimmed import frozen_keys
 
 
 def choose_learning_(student: Host, classifier: bool) -> list[nn.Parameter]:

@@ -16,7 +16,7 @@ from patchslim.plan import SlimPlan
 from patchslim.recover.config import RecoverConfig
 from patchslim.recover.images import Parts
 from patchslim.recover.networks import Outputs, outputs, pair_rows
-from patchslim.slim import State, image_macs, plan_of
+from patchslim.slimmed import State, image_macs, plan_of
 from patchslim.steps.packed import Packed
 
 

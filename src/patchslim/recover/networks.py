@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from patchslim.errors import RecoverError
 from patchslim.hosts import Host, HostInfo, open_host, open_slim
 from patchslim.plan import SlimPlan
-from patchslim.slim import SlimBlock, State, made_from
+from patchslim.slimmed import SlimBlock, State, made_from
 from patchslim.steps.packed import Packed
 
 NAMES = ("name", "family", "parameters", "blocks")  # of hosts: what may differ, and what follows from the rest

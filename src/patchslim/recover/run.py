@@ -23,7 +23,7 @@ from patchslim.recover.learning import named, part
 from patchslim.recover.losses import Distillation, Supervised, measure, set_drop_path_
 from patchslim.recover.networks import open_student, open_teacher
 from patchslim.recover.train import Training
-from patchslim.slim import made_from, own_keys, plan_of, rectangular
+from patchslim.slimmed import made_from, own_keys, plan_of, rectangular
 
 Made = TypeVar("Made", bound=nn.Module)  # from a host, by any method
 

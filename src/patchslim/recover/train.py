@@ -19,7 +19,7 @@ from patchslim.recover.config import RecoverConfig
 from patchslim.recover.images import Parts, Views
 from patchslim.recover.learning import TrainState, choose_learning_
 from patchslim.recover.losses import Distillation, Supervised
-from patchslim.slim import rectangular
+from patchslim.slimmed import rectangular
 
 LOOK = 50  # steps between two looks at the loss: each makes the host wait for the device
 WARM_UP = 3  # steps before one is recorded, in which libraries set themselves up

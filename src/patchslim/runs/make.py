@@ -20,7 +20,7 @@ from patchslim.macs import count_macs, host_macs
 from patchslim.methods import Task, fit
 from patchslim.plan import SPEED, SlimPlan
 from patchslim.runs.store import CONFIG, HOST_WEIGHTS, METRICS, PLAN, SEARCH, holds_run, load, write_run
-from patchslim.slim import apply, own_keys
+from patchslim.slimmed import apply, own_keys
 
 SWEEP = "sweep.json"  # the runs of a finished sweep, and their metrics
 WITHOUT_A_PLAN = (

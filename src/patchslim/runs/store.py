@@ -17,7 +17,7 @@ from patchslim.hosts.checkpoint import put_checkpoint_, read_checkpoint
 from patchslim.hosts.hf_open import is_hf_folder
 from patchslim.hosts.weights import load_weights_, read_weights, weights_fingerprint, write_weights
 from patchslim.plan import HOST, SlimPlan
-from patchslim.slim import apply, is_slim, own_keys
+from patchslim.slimmed import apply, is_slim, own_keys
 from patchslim.version import __version__
 
 CONFIG, PLAN, WEIGHTS, METRICS = "config.json", "plan.json", "model.safetensors", "metrics.json"

@@ -24,7 +24,7 @@ from patchslim.macs import host_macs
 from patchslim.plan import SlimPlan
 from patchslim.search.cost import Budget
 from patchslim.search.schedule import Counts, Draft, Drops, Error, Fit, concentrate, descend, improve, removing
-from patchslim.slim import SlimBlock, slim_blocks
+from patchslim.slimmed import SlimBlock, slim_blocks
 from patchslim.steps import Tokens
 
 Known = tuple[Counts, Drops]

@@ -10,7 +10,7 @@ from patchslim.evidence.features import Features
 from patchslim.hosts import Host
 from patchslim.macs import steps_macs
 from patchslim.plan import SlimPlan
-from patchslim.slim import slim_blocks
+from patchslim.slimmed import slim_blocks
 from patchslim.steps import Step
 from patchslim.steps.threshold import Threshold
 

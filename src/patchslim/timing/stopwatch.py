@@ -16,7 +16,7 @@ from patchslim.errors import BudgetError, first_words
 from patchslim.events import Listener
 from patchslim.hosts import Host, open_host, open_slim
 from patchslim.plan import SlimPlan
-from patchslim.slim import assembled_
+from patchslim.slimmed import assembled_
 from patchslim.timing.latency import Contest, Timed, described, in_turns
 from patchslim.timing.memory import out_of_memory
 from patchslim.timing.modes import DTYPES, Call, in_dtype, modes_for, replayed, running

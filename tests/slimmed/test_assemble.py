@@ -11,7 +11,7 @@ from torch import nn
 
 import patchslim as ps
 from patchslim.hosts import open_host
-from patchslim.slim import SlimBlock, frozen_keys, is_slim, made_from, own_keys, plan_of, rectangular
+from patchslim.slimmed import SlimBlock, frozen_keys, is_slim, made_from, own_keys, plan_of, rectangular
 from small import PYRAMID, WAYS, make_host, make_images, merging, plan_for, predicting, relative, slim_of
 from small import plan_of as plan_from
 

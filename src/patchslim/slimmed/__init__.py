@@ -1,6 +1,6 @@
 """From host and plan to a model: assemble it, trace its tokens, and the masked reference."""
 
-from patchslim.slim.assemble import (
+from patchslim.slimmed.assemble import (
     apply,
     assembled_,
     frozen_keys,
@@ -12,9 +12,9 @@ from patchslim.slim.assemble import (
     rectangular,
     slim_blocks,
 )
-from patchslim.slim.block import SlimBlock, State
-from patchslim.slim.reference import masked_logits
-from patchslim.slim.trace import image_macs, macs_of_states, sources, states_of
+from patchslim.slimmed.block import SlimBlock, State
+from patchslim.slimmed.reference import masked_logits
+from patchslim.slimmed.trace import image_macs, macs_of_states, sources, states_of
 
 __all__ = [
     "SlimBlock",

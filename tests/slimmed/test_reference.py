@@ -6,7 +6,7 @@ import torch
 import patchslim as ps
 from patchslim.hosts import open_host
 from patchslim.plan import make_plan, static_plan
-from patchslim.slim.reference import _average, _block
+from patchslim.slimmed.reference import _average, _block
 from patchslim.steps.keep import Keep
 from patchslim.steps.slice import Slice
 from patchslim.steps.tome import ToMe

@@ -12,7 +12,7 @@ from patchslim.hosts import Host, HostInfo, open_host, open_slim
 from patchslim.hosts.weights import load_part_, tensors_fingerprint
 from patchslim.macs import MADE
 from patchslim.plan import SlimPlan, make_plan
-from patchslim.slim.block import Entrance, SlimBlock
+from patchslim.slimmed.block import Entrance, SlimBlock
 from patchslim.steps.keep import Keep
 
 Parts = Mapping[int, nn.Module]  # by block number: the part that its step learnt

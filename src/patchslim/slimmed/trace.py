@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from patchslim.hosts import Host, open_slim
 from patchslim.macs import plan_macs, steps_macs
 from patchslim.plan import SlimPlan
-from patchslim.slim.block import SlimBlock, State
+from patchslim.slimmed.block import SlimBlock, State
 
 
 def states_of(host: Host, x: Tensor, tracks: bool = False) -> list[State]:

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from patchslim.errors import PlanError
 from patchslim.hosts import Host, open_host
 from patchslim.plan import SlimPlan
-from patchslim.slim.assemble import apply
-from patchslim.slim.block import SlimBlock
+from patchslim.slimmed.assemble import apply
+from patchslim.slimmed.block import SlimBlock
 from patchslim.steps import Seen
 
 

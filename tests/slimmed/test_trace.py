@@ -10,7 +10,7 @@ from torch import Tensor
 
 import patchslim as ps
 from patchslim.hosts import open_slim
-from patchslim.slim import states_of
+from patchslim.slimmed import states_of
 from patchslim.steps.tokens import Tokens
 from small import PYRAMID, WAYS, make_host, make_images, plan_for, plan_of, predicting
 from step_plans import OURS, mixes
