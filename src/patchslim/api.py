@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from patchslim.cache import Cache
@@ -13,6 +14,7 @@ from patchslim.methods import DEFAULT, Task, fit, make, model_of, set_to
 from patchslim.search import Target
 
 
+@torch.inference_mode(False)  # searches need gradients, and what is made in that mode could never learn
 def slim(
     model: nn.Module,
     images: ImageSource | Tensor,

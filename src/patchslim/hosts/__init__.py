@@ -14,6 +14,7 @@ from patchslim.hosts.hf_data import hf_data_settings
 from patchslim.hosts.hf_open import describe_hf, open_hf, rebuild_hf
 from patchslim.hosts.hf_parts import LIBRARY, hf_class
 from patchslim.hosts.hf_vit import HFViT, answer_of
+from patchslim.hosts.parts import copied, in_eval, like_weights, unwrapped
 from patchslim.hosts.projections import split_qkv_
 from patchslim.hosts.shells import as_host, is_slim_block, shell, whole
 from patchslim.hosts.stem_vit import StemHost
@@ -30,8 +31,11 @@ __all__ = [
     "answer_of",
     "as_host",
     "classifiers_of",
+    "copied",
     "hf_data_settings",
+    "in_eval",
     "inspect",
+    "like_weights",
     "open_hf",
     "open_host",
     "open_slim",
@@ -39,6 +43,7 @@ __all__ = [
     "shell",
     "spec_of",
     "split_qkv_",
+    "unwrapped",
     "whole",
     "with_matmul_embed",
 ]
@@ -46,6 +51,7 @@ __all__ = [
 
 def open_host(model: nn.Module) -> Host:
     """The model as a host; UnsupportedModel says what stands in the way."""
+    model = unwrapped(model)
     family = _family(model)
     family.check(model)
     return family(model)
@@ -54,6 +60,7 @@ def open_host(model: nn.Module) -> Host:
 def open_slim(model: nn.Module, info: HostInfo | None = None) -> Host:
     """A slim model seen as the host it was made from, around other blocks: nothing is checked, `info` is read off it
     where it is not given."""
+    model = unwrapped(model)
     return _family(model)(model, info)
 
 
@@ -75,6 +82,7 @@ def inspect(model: nn.Module) -> HostInfo:
 
 def spec_of(model: nn.Module) -> Mapping[str, Any]:
     """JSON-able settings of a host, or of a slim model's host, from which `rebuild_host` makes it again."""
+    model = unwrapped(model)
     host = _seen(model)
     return describe_hf(model) if isinstance(host, HFViT) else describe(model)
 

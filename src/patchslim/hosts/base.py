@@ -119,8 +119,10 @@ class Host(ABC):
 
     def slimmed_(self, blocks: Sequence[nn.Module]) -> nn.Module:
         """Put slim blocks in place of the model's own (changes the model) and return it."""
-        runs = isinstance(self.model.get_submodule(self.at), nn.Sequential)
-        self.model.set_submodule(self.at, nn.Sequential(*blocks) if runs else nn.ModuleList(blocks))
+        own = self.model.get_submodule(self.at)
+        others = nn.Sequential(*blocks) if isinstance(own, nn.Sequential) else nn.ModuleList(blocks)
+        others.training = own.training  # the blocks have their own modes
+        self.model.set_submodule(self.at, others)
         return self.model
 
     @property

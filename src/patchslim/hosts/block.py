@@ -8,7 +8,8 @@ import torch
 from timm.layers import Mlp
 from torch import Tensor, nn
 
-from patchslim.hosts.projections import Projections, through
+from patchslim.hosts.parts import bare, idle, readable, through
+from patchslim.hosts.projections import Projections
 from patchslim.kernels.attention import Mix, attention_rows, class_attention, plain
 from patchslim.kernels.mlp import gelu_kernel_for, linear_gelu
 
@@ -149,5 +150,5 @@ def plain_mlp(mlp: Any) -> bool:
     """Whether a module is two linear layers with an exact GELU in between, as they come."""
     if type(mlp) is not Mlp or type(mlp.act) is not nn.GELU or mlp.act.approximate != "none":
         return False
-    idle = isinstance(mlp.norm, nn.Identity) and not (mlp.training and (mlp.drop1.p or mlp.drop2.p))
-    return idle and type(mlp.fc1) is nn.Linear and mlp.fc1.bias is not None and type(mlp.fc1.weight.data) is Tensor
+    unseen = bare(mlp) and bare(mlp.act) and all(map(idle, (mlp.norm, mlp.drop1, mlp.drop2)))
+    return unseen and readable(mlp.fc1, nn.Linear) and mlp.fc1.bias is not None

@@ -9,18 +9,12 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from timm.layers import DropPath
 from torch import Tensor, nn
 
+from patchslim.hosts.parts import readable, through
 from patchslim.kernels.available import few_rows
 
 ONE_PRODUCT = 0.75  # share of queries from which one product gives them, keys and values, on a GPU; else two that fit
-
-
-def through(module: nn.Module, x: Tensor) -> Tensor:
-    """The module's output, without calling one that does nothing: at batch 1 the idle calls of a ViT cost a percent."""
-    idle = isinstance(module, nn.Identity) or (isinstance(module, (nn.Dropout, DropPath)) and not module.training)
-    return x if idle else module(x)
 
 
 def one_product(y: Tensor, n: int, axis: int) -> bool:
@@ -91,14 +85,14 @@ class FusedQkv(Projections):
 
     def project(self, attn: Any, y: Tensor, n: int, axis: int = 1) -> tuple[Tensor, Tensor, Tensor]:
         """Queries of the first `n` tokens, keys and values of all."""
-        if n == y.shape[axis] or (one_product(y, n, axis) and not isinstance(attn.qkv, SplitQkv)):
+        if n == y.shape[axis] or not _in_rows(attn.qkv) or (one_product(y, n, axis) and _one_layer(attn.qkv)):
             q, k, v = (self._split(attn, part, axis) for part in attn.qkv(y).chunk(3, dim=-1))
             return through(attn.q_norm, q[:, :, :n]), through(attn.k_norm, k), v
         return super().project(attn, y, n, axis)
 
     def read(self, attn: Any, y: Tensor) -> tuple[Tensor | None, Tensor, Tensor]:
         """Keys and values of all tokens; queries too where they come for nothing."""
-        if few_rows(y) and not isinstance(attn.qkv, SplitQkv):
+        if not _in_rows(attn.qkv) or (few_rows(y) and _one_layer(attn.qkv)):
             return self.project(attn, y, y.shape[1])
         return super().read(attn, y)
 
@@ -127,8 +121,20 @@ class FusedQkv(Projections):
 
 
 def _rows(layer: Any, y: Tensor, rows: slice) -> Tensor:
-    """Some of a layer's outputs."""
+    """Some of a layer's outputs, without the others where its weights may be read."""
+    if not readable(layer, nn.Linear):
+        return layer(y)[..., rows]
     return F.linear(y, layer.weight[rows], None if layer.bias is None else layer.bias[rows])
+
+
+def _one_layer(qkv: nn.Module) -> bool:
+    """Whether one product gives queries, keys and values."""
+    return not isinstance(qkv, SplitQkv)
+
+
+def _in_rows(qkv: nn.Module) -> bool:
+    """Whether queries can be had without keys and values, and these without queries."""
+    return isinstance(qkv, SplitQkv) or readable(qkv, nn.Linear)
 
 
 class SplitQkv(nn.Module):

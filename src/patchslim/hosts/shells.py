@@ -12,6 +12,10 @@ from typing import Any
 from torch import nn
 
 PARTS = ("_modules", "_parameters", "_buffers")
+HOOKS = (  # those of calls, and what torch notes beside them
+    *("_forward_hooks", "_forward_hooks_with_kwargs", "_forward_hooks_always_called"),
+    *("_forward_pre_hooks", "_forward_pre_hooks_with_kwargs", "_backward_hooks", "_backward_pre_hooks"),
+)
 
 
 @dataclass(frozen=True)

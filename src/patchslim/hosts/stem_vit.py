@@ -6,6 +6,7 @@ from torch import Tensor, nn
 
 from patchslim.errors import UnsupportedModel
 from patchslim.hosts.base import HostInfo
+from patchslim.hosts.parts import like_weights
 from patchslim.hosts.shells import host_parameters
 from patchslim.hosts.timm_vit import TimmViT, check_blocks
 from patchslim.models import LVViT, T2TViT
@@ -41,7 +42,7 @@ class StemHost(TimmViT):
 
     def embed(self, images: Tensor) -> Tensor:
         """Z_0: images (B, C, H, W) → (B, 1 + N, d)."""
-        return self.model.embed(images)
+        return self.model.embed(like_weights(self.model, images))
 
     def features(self, tokens: Tensor, weight: Tensor | None = None) -> Tensor:
         """What the output is made of: the class feature (B, d); where the auxiliary head is read, the logits, for its

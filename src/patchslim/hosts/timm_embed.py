@@ -1,22 +1,36 @@
 """The patch embedding as a reshape and one matrix product: the same numbers as timm's strided convolution, sooner."""
 
-import copy
-from typing import Any
+from typing import Any, NoReturn
 
 import torch.nn.functional as F
 from timm.layers import Format, PatchEmbed
 from torch import Tensor, nn
 
 from patchslim.errors import PlanError
+from patchslim.hosts.parts import copied, readable
 from patchslim.hosts.shells import recast
 
 
 class MatmulPatchEmbed(PatchEmbed):  # type: ignore[misc]
     """Stands in for a timm PatchEmbed whose patches do not overlap, with its settings and parts."""
 
+    tokens_leave = False  # whether the blocks behind it compute fewer tokens
+
     def host_embed(self) -> nn.Module:
         """The embedding that this one stands in for, with the parts of this one."""
         return recast(self, PatchEmbed)
+
+    def set_input_size(self, *args: Any, **options: Any) -> NoReturn:
+        """Raise PlanError."""
+        raise PlanError("A plan holds for one image size; set the size of the host and slim that.")
+
+    def dynamic_feat_size(self, img_size: tuple[int, int]) -> tuple[int, int]:
+        """The grid, for whoever puts a block's tokens back on it; PlanError where some are gone."""
+        if self.tokens_leave:
+            raise PlanError(
+                "A slim model has no features on the grid of patches: some are gone; ask the host for them."
+            )
+        return super().dynamic_feat_size(img_size)
 
     def forward(self, images: Tensor) -> Tensor:
         """(B, C, H, W) → (B, N, d), patches row by row."""
@@ -24,10 +38,14 @@ class MatmulPatchEmbed(PatchEmbed):  # type: ignore[misc]
         if tuple(size) != tuple(self.img_size):
             wanted = "×".join(str(side) for side in self.img_size)
             raise PlanError(f"This slim model takes images of {wanted} pixels and got {size[0]}×{size[1]}.")
+        if not readable(self.proj, nn.Conv2d):
+            return super().forward(images)
         (rows, columns), (height, width) = self.grid_size, self.patch_size
         images = images[:, :, : rows * height, : columns * width]  # a last part of a patch is left out, as timm does
         x = images.reshape(batch, channels, rows, height, columns, width).permute(0, 2, 4, 1, 3, 5)
-        x = F.linear(x.reshape(batch, rows * columns, -1), self.proj.weight.flatten(1), self.proj.bias)
+        x = F.linear(
+            x.reshape(batch, rows * columns, channels * height * width), self.proj.weight.flatten(1), self.proj.bias
+        )
         return self.norm(x)
 
 
@@ -45,7 +63,7 @@ def matmul_embed(embed: Any) -> nn.Module:
 
 def with_matmul_embed(model: nn.Module) -> nn.Module:
     """A copy of a host with the patch embedding of its slim models; where none is the same thing, with its own."""
-    return put_matmul_embed_(copy.deepcopy(model))
+    return put_matmul_embed_(copied(model))
 
 
 def put_matmul_embed_(model: Any) -> nn.Module:

@@ -1,6 +1,7 @@
 """timm's VisionTransformer as a host: DeiT, DeiT-III, augreg, DINOv2, CLIP, SigLIP and their like. What can't be
 reproduced exactly is refused by name, with the reason."""
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,6 +14,7 @@ from torch import Tensor, nn
 from patchslim.errors import UnsupportedModel
 from patchslim.hosts.base import BlockShape, Host, HostInfo, Readout, weighted_mean
 from patchslim.hosts.block import BlockNames
+from patchslim.hosts.parts import acts_per_token, bare, like_weights
 from patchslim.hosts.projections import FusedQkv
 from patchslim.hosts.shells import host_parameters
 from patchslim.hosts.timm_embed import put_matmul_embed_
@@ -20,12 +22,13 @@ from patchslim.models import ResidualScale
 from patchslim.models.stem_vit import linear_macs
 
 MODELS = (VisionTransformer, VisionTransformerDistilled)
-# Layers that treat every token by itself, so that leaving tokens out can't change the others.
 TIMM_NORMS = ("LayerNorm", "LayerNormFp32", "RmsNorm", "RmsNormFp32", "SimpleNorm", "SimpleNormFp32")
 NORMS: dict[str, Any] = {"torch.LayerNorm": nn.LayerNorm} | {name: getattr(layers, name) for name in TIMM_NORMS}
 MLPS = (layers.Mlp, layers.GluMlp, layers.SwiGLU)
-SCALES = (layers.LayerScale, ResidualScale, nn.Identity)
-PATHS = (layers.DropPath, nn.Identity)
+PLAIN = (nn.Linear, nn.Identity, nn.Dropout, layers.DropPath, layers.LayerScale, ResidualScale)
+ACTIVATIONS = (nn.GELU, nn.SiLU, nn.ReLU, nn.Tanh, nn.Sigmoid, layers.QuickGELU, layers.GELU, layers.GELUTanh)
+# Parts that treat every token by itself, so that leaving tokens out can't change the others; unknown ones are tried.
+PER_TOKEN = {*NORMS.values(), *MLPS, *PLAIN, *ACTIVATIONS}
 
 # Why well-known families are refused, by a word in the class name.
 REASONS = {
@@ -79,7 +82,7 @@ class TimmViT(Host):
             family=f"timm {type(model).__name__}",
             readout=_readout(model),
             parameters=host_parameters(model, model.blocks),
-            embed_macs=embed.num_patches * embed.proj.weight.numel(),
+            embed_macs=embed.num_patches * model.embed_dim * model.in_chans * math.prod(embed.patch_size),
             head_macs=head_macs,
             head_macs_per_token=head_macs_per_token,
             head_reads_prefix=model.pool_include_prefix,
@@ -88,7 +91,7 @@ class TimmViT(Host):
     def _info(self, stem: Any, **own: Any) -> HostInfo:
         """What all models with timm's blocks say alike, and what a family has found out of its own."""
         model = self.model
-        widths = ((block.attn.qkv.in_features, block.attn.attn_dim, linear_macs(block.mlp)) for block in model.blocks)
+        widths = ((model.embed_dim, block.attn.attn_dim, linear_macs(block.mlp)) for block in model.blocks)
         return HostInfo(
             name=model_name(model),
             depth=len(model.blocks),
@@ -107,7 +110,7 @@ class TimmViT(Host):
     def embed(self, images: Tensor) -> Tensor:
         """Z_0: images (B, C, H, W) → (B, p + N, d)."""
         model = self.model
-        return model.norm_pre(model.patch_drop(model._pos_embed(model.patch_embed(images))))
+        return model.norm_pre(model.patch_drop(model._pos_embed(model.patch_embed(like_weights(model, images)))))
 
     def features(self, tokens: Tensor, weight: Tensor | None = None) -> Tensor:
         """What the classifier reads: (B, n, d) → (B, d), a pool counting tokens by their weight (B, n)."""
@@ -138,6 +141,8 @@ class TimmViT(Host):
     def slimmed_(self, blocks: Sequence[nn.Module]) -> nn.Module:
         """Put slim blocks and the faster patch embedding in place of the model's own and return the model."""
         put_matmul_embed_(self.model)
+        if any(getattr(block, "fewer", False) for block in blocks):
+            self.model.patch_embed.tokens_leave = True
         return super().slimmed_(blocks)
 
 
@@ -169,7 +174,7 @@ def _head_macs(model: Any) -> tuple[int, int]:
 def check_blocks(model: Any) -> None:
     """Raise UnsupportedModel unless all blocks are timm's, of parts that act on every token by itself."""
     for index, block in enumerate(model.blocks):
-        _check_block(block, index)
+        _check_block(block, f"block {index}", model.embed_dim)
 
 
 def _refuse(part: str, reason: str) -> UnsupportedModel:
@@ -194,26 +199,27 @@ def _check_outside(model: Any) -> None:
         raise _refuse(f"pooling {model.global_pool!r}", known)
 
 
-def _check_block(block: Any, index: int) -> None:
-    where = f"block {index}"
+def _check_block(block: Any, where: str, width: int) -> None:
     if type(block) is not Block:
         kind = type(block).__name__
         why = "attention and MLP run in parallel" if "Parallel" in kind else "it is not a plain pre-norm Block"
         raise _refuse(f"{where} of type {kind}", why)
-    if type(block.attn) is not layers.Attention:
-        raise _refuse(f"{where} with {type(block.attn).__name__}", "only timm's plain Attention is reproduced")
-    if block.attn.gate is not None:
-        raise _refuse(f"{where} with gated attention", "only timm's plain Attention is reproduced")
-    if type(block.attn.qkv) is not nn.Linear:
-        raise _refuse(f"{where} with a {type(block.attn.qkv).__name__} for qkv", "it has to be a plain Linear")
-    norms = (block.norm1, block.norm2, block.attn.norm, block.attn.q_norm, block.attn.k_norm)
-    parts = {
-        "norm": (norms, (*NORMS.values(), nn.Identity)),
-        "MLP": ((block.mlp,), MLPS),
-        "scale": ((block.ls1, block.ls2), SCALES),
-        "drop path": ((block.drop_path1, block.drop_path2), PATHS),
-    }
-    for name, (modules, allowed) in parts.items():
-        for module in modules:
-            if type(module) not in allowed:
-                raise _refuse(f"{where} with {name} {type(module).__name__}", "it is not known to act per token")
+    attn: Any = block.attn
+    if type(attn) is not layers.Attention or attn.gate is not None:
+        kind = "gated attention" if type(attn) is layers.Attention else type(attn).__name__
+        raise _refuse(f"{where} with {kind}", "only timm's plain Attention is reproduced")
+    if not bare(attn):
+        why = "a slim block calls the parts of attention and never the whole; hook attn.qkv or attn.proj"
+        raise _refuse(f"{where}, whose attention has a hook or a forward of its own", why)
+    if type(attn.attn_drop) is not nn.Dropout:
+        raise _refuse(f"{where} with attention dropout {type(attn.attn_drop).__name__}", "only its rate is read")
+    inner, head = attn.attn_dim, attn.head_dim
+    widths = {"attn.qkv": width, "attn.q_norm": head, "attn.k_norm": head, "attn.norm": inner, "attn.proj": inner}
+    others = ("norm1", "attn.proj_drop", "ls1", "drop_path1", "norm2", "mlp", "ls2", "drop_path2")
+    for name, reads in (widths | dict.fromkeys(others, width)).items():
+        part = block.get_submodule(name)
+        if not (all(type(own) in PER_TOKEN for own in part.modules()) or acts_per_token(part, reads)):
+            unknown = next(own for own in part.modules() if type(own) not in PER_TOKEN)
+            kind = f"{type(unknown).__module__}.{type(unknown).__qualname__}"
+            why = "what it makes of a token depends on the others, or it can't be tried"
+            raise _refuse(f"{where} with {kind} in {name}", f"{why}; if it quantises, slim the model first")

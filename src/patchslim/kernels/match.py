@@ -75,7 +75,7 @@ def unrounded(device: torch.device, function: Callable[..., Any], *args: Any) ->
 
     Differences between near patches have no digits to spare, and an average should be the one of a network in fp32.
     """
-    if not torch.is_autocast_enabled(device.type):
+    if device.type == "meta" or not torch.is_autocast_enabled(device.type):
         return function(*args)
     with torch.autocast(device.type, enabled=False):
         return function(*(arg.float() if isinstance(arg, Tensor) and arg.is_floating_point() else arg for arg in args))

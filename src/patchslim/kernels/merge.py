@@ -62,7 +62,8 @@ def _averages(sums: Tensor) -> tuple[Tensor, Tensor]:
     """Means at their members' mean length, and sizes, of sums of such terms: (B, m, d + 3) → (B, m, d), (B, m)."""
     total, length = sums[..., -3:-2], sums[..., -1:]
     mean = sums[..., :-3] / total
-    return mean * (length / total / mean.norm(dim=2, keepdim=True).clamp_min(TINY)), sums[..., -2]
+    # How many patches a token stands for is counted, and has no derivative.
+    return mean * (length / total / mean.norm(dim=2, keepdim=True).clamp_min(TINY)), sums[..., -2].detach()
 
 
 @triton.jit

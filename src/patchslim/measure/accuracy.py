@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from patchslim.data import ImageSource
 from patchslim.errors import DataError
-from patchslim.hosts import answer_of, open_slim
+from patchslim.hosts import answer_of, in_eval, like_weights, open_slim
 from patchslim.measure.paired import Paired, paired
 from patchslim.slimmed import SlimBlock, macs_of_states, plan_of, states_of
 
@@ -97,8 +97,7 @@ def ranks_of(
     unlabelled = 0
     with ExitStack() as stack:
         for model in models:
-            stack.callback(model.train, model.training)
-            model.eval()
+            stack.enter_context(in_eval(model))
         for pixels, labels in _side_by_side(sources, batch_size):
             known = labels >= 0
             unlabelled += int((~known).sum())
@@ -140,7 +139,7 @@ def _side_by_side(sources: Sequence[ImageSource], batch_size: int) -> Iterator[t
 
 def _run(model: nn.Module, pixels: Tensor, labels: Tensor) -> tuple[Tensor, Tensor | None]:
     """Ranks, and MACs where images differ: (B, C, H, W), (B,) → (B,), (B,) on the CPU."""
-    pixels = pixels.to(next(model.parameters()).device)
+    pixels = like_weights(model, pixels)
     plan = plan_of(model)
     if plan is None or plan.rectangular:
         return _ranks(answer_of(model(pixels)), labels).cpu(), None

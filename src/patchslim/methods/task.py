@@ -1,7 +1,6 @@
 """What a method works on: a host, images, a limit; the verbs that all methods share; and the one way from both to a
 checked, signed result and its model."""
 
-import copy
 from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -16,7 +15,7 @@ from patchslim.errors import BudgetError, MethodError, PatchslimError, PlanError
 from patchslim.events import Listener, silent
 from patchslim.evidence.features import Features
 from patchslim.evidence.network import relative_error
-from patchslim.hosts import Host, HostInfo, open_host, open_slim
+from patchslim.hosts import Host, HostInfo, copied, open_host, open_slim, unwrapped
 from patchslim.hosts.weights import weights_fingerprint
 from patchslim.macs import MADE, host_macs, plan_macs
 from patchslim.methods.base import Fitted, package_of, set_to
@@ -55,8 +54,8 @@ class Task:
 
     @classmethod
     def of(cls, model: nn.Module, images: ImageSource | Tensor, target: Target | None = None, **settings: Any) -> Self:
-        """A task for a model, which is left as it was."""
-        host = open_host(copy.deepcopy(model).eval().requires_grad_(False))
+        """A task for a model, which is left as it was. Whatever its precision, what images say is found out in fp32."""
+        host = open_host(copied(unwrapped(model)).eval().float().requires_grad_(False))
         return cls(host, as_source(images), target or Target(), **settings)
 
     def at(self, target: Target) -> Self:
@@ -85,7 +84,7 @@ class Task:
 
     def fresh_host(self) -> Host:
         """A copy of the host, to build from."""
-        return open_host(copy.deepcopy(self.host.model).eval())
+        return open_host(copied(self.host.model).eval())
 
     def once(self, key: Any, make: Callable[[], Thing]) -> Thing:
         """What is costly: made the first time it is asked for, remembered for other ratios."""
@@ -242,6 +241,6 @@ def model_of(found: Fitted, host: nn.Module) -> nn.Module:
     """The slim model that a method made of a host."""
     if found.model is not None:
         setattr(found.model, MADE, found.macs)
-        return found.model
+        return found.model.to(next(host.parameters()).dtype).train(host.training)
     assert found.plan is not None
     return apply(host, found.plan, found.weights)

@@ -159,8 +159,12 @@ def linear_or_nothing(width: int, classes: int) -> nn.Module:
 
 
 def linear_macs(module: nn.Module) -> int:
-    """Multiply-accumulates per token: the weights of its linear layers."""
-    return sum(part.weight.numel() for part in module.modules() if isinstance(part, nn.Linear))
+    """Multiply-accumulates per token: the weights of its linear layers, also where they are quantised or adapted."""
+    layers: list[Any] = [
+        part for part in module.modules() if hasattr(part, "in_features") and hasattr(part, "out_features")
+    ]
+    whole = {id(part) for part in layers if any(below in layers for below in part.modules() if below is not part)}
+    return sum(part.in_features * part.out_features for part in layers if id(part) not in whole)
 
 
 def register(cls: type[nn.Module], variants: Mapping[str, Mapping[str, Any]], **prepared: Mapping[str, Any]) -> None:

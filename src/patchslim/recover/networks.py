@@ -3,7 +3,6 @@
 What the host says about the row of a patch token is the mean over the input patches that the token stands for.
 """
 
-import copy
 from dataclasses import asdict
 from typing import Any, NamedTuple
 
@@ -11,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from patchslim.errors import RecoverError
-from patchslim.hosts import Host, HostInfo, open_host, open_slim
+from patchslim.hosts import Host, HostInfo, copied, open_host, open_slim, unwrapped
 from patchslim.plan import SlimPlan
 from patchslim.slimmed import SlimBlock, State, made_from
 from patchslim.steps.packed import Packed
@@ -20,15 +19,15 @@ NAMES = ("name", "family", "parameters", "blocks")  # of hosts: what may differ,
 
 
 def open_student(slim: nn.Module) -> Host:
-    """A copy to train."""
-    return open_slim(copy.deepcopy(slim).eval())
+    """A copy to train, in fp32: steps of training are lost in half precision."""
+    return open_slim(copied(unwrapped(slim)).eval().float())
 
 
 def open_teacher(teacher: nn.Module, slim: nn.Module, info: HostInfo) -> Host:
     """A frozen copy of the original network on the slim model's device; RecoverError when it is another network."""
     if made_from(teacher) is not None:
         raise RecoverError("The teacher is a slim model; give the network that this one was made from.")
-    host = open_host(copy.deepcopy(teacher).eval().requires_grad_(False).to(next(slim.parameters()).device))
+    host = open_host(copied(unwrapped(teacher)).eval().float().requires_grad_(False).to(next(slim.parameters()).device))
     own, other = asdict(info), asdict(host.info)
     for name in own:
         if name not in NAMES and own[name] != other[name]:

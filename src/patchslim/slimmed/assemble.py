@@ -1,6 +1,5 @@
 """From a plan to the slim model: one slim block for each of the host's."""
 
-import copy
 from collections.abc import Mapping
 from typing import Any
 
@@ -8,16 +7,18 @@ import torch
 from torch import Tensor, nn
 
 from patchslim.errors import PlanError, UnsupportedModel
-from patchslim.hosts import Host, HostInfo, open_host, open_slim
+from patchslim.hosts import Host, HostInfo, copied, open_host, open_slim, unwrapped
 from patchslim.hosts.weights import load_part_, tensors_fingerprint
 from patchslim.macs import MADE
 from patchslim.plan import SlimPlan, make_plan
-from patchslim.slimmed.block import Entrance, SlimBlock
+from patchslim.slimmed.block import Entrance, Places, SlimBlock
+from patchslim.slimmed.refuse import check_pool
 from patchslim.steps.keep import Keep
 
 Parts = Mapping[int, nn.Module]  # by block number: the part that its step learnt
 
 
+@torch.inference_mode(False)  # what is made in that mode could never learn
 def apply(model: nn.Module, plan: SlimPlan, weights: Mapping[str, Tensor] | None = None) -> nn.Module:
     """A new model of the host's own class that computes what the plan keeps; the given model stays as it was.
 
@@ -26,13 +27,15 @@ def apply(model: nn.Module, plan: SlimPlan, weights: Mapping[str, Tensor] | None
     """
     if is_slim(model):
         raise UnsupportedModel("This model is slim already; apply the plan to the host it was made from.")
-    host = open_host(copy.deepcopy(model))
+    host = open_host(copied(unwrapped(model)))
     plan.check_fits(host.info)
-    slim = assembled_(host, plan)
+    slim: Any = assembled_(host, plan)
     _check_own(slim, plan, weights or {})
     if weights:
         load_part_(slim, weights)
-    return slim
+    if plan.weights:  # in the model's own precision they are other numbers
+        slim.plan = plan.with_(weights=fingerprint({name: slim.state_dict()[name] for name in frozen_keys(slim)}))
+    return slim  # type: ignore[no-any-return]
 
 
 def _check_own(slim: nn.Module, plan: SlimPlan, given: Mapping[str, Tensor]) -> None:
@@ -54,6 +57,8 @@ def assembled_(host: Host, plan: SlimPlan, parts: Parts | None = None) -> nn.Mod
     """The host's own model made slim; steps without a part of their own begin untrained."""
     slim: Any = host.slimmed_(slim_blocks(host, plan, parts))
     slim.plan = plan
+    if not plan.leaving and check_pool not in slim._forward_pre_hooks.values():
+        slim.register_forward_pre_hook(check_pool)
     return slim  # type: ignore[no-any-return]
 
 
@@ -65,13 +70,17 @@ def slim_blocks(host: Host, plan: SlimPlan, parts: Parts | None = None) -> list[
     for layer, (block, step, entering) in enumerate(zip(host.blocks, plan.steps, plan.entering, strict=True), start=1):
         runner = _runner(step, info, layer, entering, (parts or {}).get(layer))
         blocks.append(SlimBlock(block, host.math, runner.to(first.device, first.dtype).train(block.training)))
+    for block, count in zip(blocks, plan.counts, strict=True):
+        block.fewer = count < info.patches
     order = entrance_order(plan)
     tracks = any(step.tracks for step in plan.steps)
-    entrance = Entrance(info.tokens, info.prefix_tokens, order, not plan.rectangular, tracks, not plan.per_image)
-    blocks[0].entrance = entrance.to(first.device)
+    sorts = None if order is None else Places(order)
+    entrance = Entrance(info.tokens, info.prefix_tokens, sorts, not plan.rectangular, tracks, not plan.per_image)
+    blocks[0].entrance = entrance.to(first.device).train(blocks[0].training)
     blocks[-1].last = True
     if order is not None and plan.leaving > plan.counts[-1]:  # patches that are carried along
-        blocks[-1].carries, blocks[-1].back = True, order[: info.prefix_tokens + plan.leaving].argsort()
+        own = order[: info.prefix_tokens + plan.leaving]
+        blocks[-1].back = Places(sorted(range(len(own)), key=own.__getitem__)).to(first.device)
     return blocks
 
 
@@ -88,13 +97,13 @@ def _runner(step: Any, info: Any, layer: int, entering: int, part: nn.Module | N
     return runner  # type: ignore[no-any-return]
 
 
-def entrance_order(plan: SlimPlan) -> Tensor | None:
-    """The order in which a static plan's tokens enter block 1, (p + N,); None where it is the host's own."""
+def entrance_order(plan: SlimPlan) -> list[int] | None:
+    """The order in which a static plan's p + N tokens enter block 1; None where it is the host's own."""
     if plan.order is None:
         return None
     prefix = plan.host.prefix_tokens
     places = [*range(prefix), *(prefix + patch for patch in plan.order)]
-    return None if places == sorted(places) else torch.tensor(places)
+    return None if places == sorted(places) else places
 
 
 def is_slim(model: nn.Module) -> bool:
@@ -104,7 +113,7 @@ def is_slim(model: nn.Module) -> bool:
 
 def plan_of(model: nn.Module) -> SlimPlan | None:
     """A slim model's plan; None for any other model."""
-    plan: SlimPlan | None = getattr(model, "plan", None)
+    plan: SlimPlan | None = getattr(unwrapped(model), "plan", None)
     return plan if isinstance(plan, SlimPlan) else None
 
 

@@ -1,28 +1,54 @@
 """A host block that computes fewer tokens: the host's own parts, and the step that decides which."""
 
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
 
 from patchslim.errors import PlanError
 from patchslim.hosts import shell, whole
+from patchslim.hosts.shells import HOOKS, PARTS
+from patchslim.slimmed.refuse import check_options
 from patchslim.steps.packed import Packed, pack
 from patchslim.steps.tokens import Tokens, start
 
 State = Tokens | Packed  # what a step takes and gives
 
 
+class Places(nn.Module):
+    """Puts tokens in an order. The order is the plan's: whatever happens to the model's tensors, it is written anew."""
+
+    index: Tensor
+
+    def __init__(self, places: Sequence[int]) -> None:
+        super().__init__()
+        self.places = tuple(places)
+        self.register_buffer("index", torch.tensor(self.places), persistent=False)
+
+    def _apply(self, fn: Any, recurse: bool = True) -> Self:
+        """Also where a model is made of nothing (`to_empty`) the order is known."""
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        self.index = torch.tensor(self.places, device=self.index.device)
+        return self
+
+    def on(self, device: torch.device) -> Tensor:
+        """(n,), on a device; made for the occasion where weights came in without `to`."""
+        return self.index if self.index.device == device else torch.tensor(self.places, device=device)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, n, d) → the same tokens in order."""
+        return x.index_select(1, self.on(x.device))
+
+
 class Entrance(nn.Module):
     """What happens to tokens before the first block: static plans sort them, thresholds pack the batch."""
 
-    order: Tensor | None
-
-    def __init__(self, tokens: int, prefix: int, order: Tensor | None, packs: bool, tracks: bool, first: bool) -> None:
-        """order (p + N,) or None for the host's own; `first`: whether tokens may lie in memory as (n, B, d)."""
+    def __init__(self, tokens: int, prefix: int, order: Places | None, packs: bool, tracks: bool, first: bool) -> None:
+        """`order` of p + N tokens, None for the host's own; `first`: whether they may lie in memory as (n, B, d)."""
         super().__init__()
         self.tokens, self.prefix, self.packs, self.tracks, self.first = tokens, prefix, packs, tracks, first
-        self.register_buffer("order", order, persistent=False)
+        self.order = order
 
     def forward(self, x: Tensor, tracks: bool = False) -> State:
         """Z_0 (B, p + N, d) → state; with `tracks`, tokens know which input patches they stand for."""
@@ -33,16 +59,17 @@ class Entrance(nn.Module):
             )
         if self.packs:
             return pack(x, self.prefix)
-        x = self._sorted(x)
-        return start(x, self.prefix, self.order) if tracks or self.tracks else Tokens(x)
+        order = None if self.order is None else self.order.on(x.device)
+        x = self._sorted(x, order)
+        return start(x, self.prefix, order) if tracks or self.tracks else Tokens(x)
 
-    def _sorted(self, x: Tensor) -> Tensor:
+    def _sorted(self, x: Tensor, order: Tensor | None) -> Tensor:
         """For inference on a GPU sorted tokens lie in memory as (n, B, d), so that every later slice is one piece.
         Stochastic depth, in training, would take that axis for the images."""
         if self.first and x.is_cuda and not torch.is_grad_enabled():
             x = x.transpose(0, 1)
-            return (x.contiguous() if self.order is None else x.index_select(0, self.order)).transpose(0, 1)
-        return x if self.order is None else x.index_select(1, self.order)
+            return (x.contiguous() if order is None else x.index_select(0, order)).transpose(0, 1)
+        return x if order is None else x.index_select(1, order)
 
 
 class SlimBlock(nn.Module):
@@ -50,30 +77,25 @@ class SlimBlock(nn.Module):
 
     def __init__(self, block: nn.Module, math: Any, step: nn.Module) -> None:
         super().__init__()
-        for name, child in block.named_children():
-            self.add_module(name, child)
-        for name, parameter in block.named_parameters(recurse=False):
-            self.register_parameter(name, parameter)
         self.host_shell = shell(block)
+        taken = {name: own for name, own in self.host_shell.settings.items() if name not in vars(self)}
+        vars(self).update(taken)  # what somebody put on the block
+        for part in PARTS:
+            getattr(self, part).update(getattr(block, part))
+        for hooks in HOOKS:
+            getattr(self, hooks).update(getattr(block, hooks))
         self.math = math
         self.step = step
-        learning = {name for name, parameter in step.named_parameters() if parameter.requires_grad}
-        self.frozen = frozenset(step.state_dict()) - learning  # whatever is made to learn later, these never do
+        self.frozen = frozenset(step.state_dict()) - getattr(step, "learns", frozenset())  # these never learn
         self.entrance: Entrance | None = None  # of the first block
+        self.back: Places | None = None  # of the last: the host's order, where all patches are carried along
         self.last = False
-        self.carries = False  # whether the last block gives all patches, to be put in the host's order again
+        self.fewer = False  # whether it computes fewer patches than the image has
         self.train(block.training)
 
     def forward(self, given: Tensor | State, mask: Tensor | None = None, **options: Any) -> Tensor | State:
         """Tokens (B, p + t, d) → (B, p + n, d); plain tensors where no token has merged."""
-        # While a graph is traced transformers makes a mask that hides nothing; it is nobody's and goes unused.
-        if mask is not None and not torch.compiler.is_compiling():
-            raise PlanError("A slim model takes no attention mask: what it attends to is in its plan.")
-        if options.get("output_hidden_states") or options.get("output_attentions"):
-            raise PlanError(
-                "A slim model gives no hidden states or attentions of its blocks: they are of fewer tokens; "
-                "ask the host for them."
-            )
+        check_options({"mask": mask} | options)
         return self.leave(self.run(self.enter(given)))
 
     def enter(self, given: Tensor | State, tracks: bool = False) -> State:
@@ -96,9 +118,7 @@ class SlimBlock(nn.Module):
     def tensor(self, state: State) -> Tensor:
         """What the head is given: (B, p + n, d)."""
         x = state.tensor()
-        return x if not self.carries else x.index_select(1, self.back.to(x.device))
-
-    back: Tensor
+        return x if self.back is None else self.back(x)
 
     def host_block(self) -> nn.Module:
         """A block as the host had it, of the parts that are here now."""

@@ -1,12 +1,11 @@
 """What a slim model's blocks give, one by one: where its tokens come from, and what each image takes."""
 
-import copy
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from patchslim.hosts import Host, open_slim
+from patchslim.hosts import Host, copied, like_weights, open_slim, unwrapped
 from patchslim.macs import plan_macs, steps_macs
 from patchslim.plan import SlimPlan
 from patchslim.slimmed.block import SlimBlock, State
@@ -29,7 +28,7 @@ def sources(slim: nn.Module, images: Tensor) -> list[Tensor]:
     Where images keep different numbers, n is the largest and the rows an image lacks are all False.
     """
     host, plan = _opened(slim)
-    states = states_of(host, host.embed(images.to(next(slim.parameters()).device)), tracks=True)
+    states = states_of(host, host.embed(like_weights(host.model, images)), tracks=True)
     rows = [state.rows(host.info.prefix_tokens) for state in states]
     if not plan.rectangular:
         return rows
@@ -42,7 +41,7 @@ def image_macs(slim: nn.Module, images: Tensor) -> Tensor:
     host, plan = _opened(slim)
     if plan.rectangular:
         return torch.full((len(images),), plan_macs(host.info, plan))
-    return macs_of_states(host, plan, states_of(host, host.embed(images.to(next(slim.parameters()).device))))
+    return macs_of_states(host, plan, states_of(host, host.embed(like_weights(host.model, images))))
 
 
 def macs_of_states(host: Host, plan: SlimPlan, states: list[State]) -> Tensor:
@@ -52,5 +51,7 @@ def macs_of_states(host: Host, plan: SlimPlan, states: list[State]) -> Tensor:
 
 
 def _opened(slim: Any) -> tuple[Host, SlimPlan]:
-    """The model as a host, in eval mode; the model itself is left as it was."""
-    return open_slim(copy.deepcopy(slim).eval() if slim.training else slim), slim.plan
+    """The model as a host whose every part is in eval mode; the model itself is left as it was."""
+    model: Any = unwrapped(slim)
+    trains = any(module.training for module in model.modules())
+    return open_slim(copied(model).eval() if trains else model), model.plan

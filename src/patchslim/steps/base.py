@@ -173,6 +173,7 @@ class Runner(nn.Module):
     """Runs a kind of step: maps (state, block) to state. `part` names what it learnt and owns, if anything."""
 
     part: ClassVar[str | None] = None
+    learns: ClassVar[frozenset[str]] = frozenset()  # names of its own parameters that a recovery may train
 
     def __init_subclass__(cls, runs: type[Step] | None = None) -> None:
         super().__init_subclass__()

@@ -11,6 +11,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from patchslim.hosts import HostInfo, Incoming
+from patchslim.hosts.parts import bare
 from patchslim.kernels.match import LEARNT_FLOOR, learnt_weight, match_lighter, pairs_by_distance, unrounded
 from patchslim.kernels.merge import merge
 from patchslim.steps.base import Choosing, Reducing, averaging_macs, class_attention_macs, register_step
@@ -92,7 +93,8 @@ class MergeRunner(Reducing, runs=Merge):
             return pick(state, match_lighter(z[..., :-1], self.n, weight).keep, self.prefix)
         query, norm = None, None
         if self.reads_class:
-            query, norm = block.math.class_query(block, incoming), block.math.first_norm(block)
+            query, first = block.math.class_query(block, incoming), block.math.first_norm(block)
+            norm = first if bare(first) else None  # what hooks it has is called
         found, importance = pairs_by_distance(z, self.n, incoming.k, state.size, query)
         return merged_tokens(state, merge(state.x, state.size, found, self.prefix, importance, norm))
 

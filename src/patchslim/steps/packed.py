@@ -40,7 +40,7 @@ class Packed(NamedTuple):
 
     def rows(self, prefix: int) -> Tensor:
         """Which input patch each patch token is: (B, n, N) boolean; rows that an image lacks are False."""
-        most = max(self.lengths) - prefix
+        most = max(self.lengths, default=prefix) - prefix
         rows = torch.zeros(len(self.lengths), most, self.patches, dtype=torch.bool, device=self.x.device)
         for image, places in enumerate(self.place.split(self.lengths)):
             own = places[prefix:]
@@ -49,7 +49,7 @@ class Packed(NamedTuple):
 
     def tensor(self) -> Tensor:
         """What leaves the last block, where all images keep alike: (B, p + n, d)."""
-        return self.x.reshape(len(self.lengths), -1, self.x.shape[-1])
+        return self.x.reshape(len(self.lengths), max(self.lengths, default=self.patches), self.x.shape[-1])
 
     def keeping(self, stay: Tensor, prefix: int) -> "Packed":
         """The prefix and the patches that stay: stay (B, t) on the grid."""
@@ -62,7 +62,7 @@ class Packed(NamedTuple):
 
     def only_prefix(self, prefix: int) -> "Packed":
         """No patch stays."""
-        if max(self.lengths) == prefix:
+        if max(self.lengths, default=prefix) == prefix:
             return self
         return self.keeping(torch.zeros_like(grid(self.lengths, self.x.device, prefix)[1]), prefix)
 
@@ -79,7 +79,7 @@ def grid(lengths: list[int], device: torch.device, skip: int = 0) -> tuple[Tenso
     are real, both (B, longest)."""
     length = torch.tensor(lengths, device=device)
     begin = length.cumsum(0) - length + skip
-    column = torch.arange(max(lengths) - skip, device=device)
+    column = torch.arange(max(lengths, default=skip) - skip, device=device)
     real = column < (length - skip)[:, None]
     return torch.where(real, begin[:, None] + column, 0), real
 
@@ -96,6 +96,8 @@ class PackedMix:
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor, *, scale: float, dropout: float, fused: bool) -> Tensor:
         """The kernel for packed batches where the device has one, else its equivalent."""
+        if not self.lengths:  # a batch of no images
+            return v[:, :, :0]
         if fused and varlen_attn is not None and q.is_cuda and q.dtype in HALF:
             return self._varlen(q, k, v, scale)
         if fused:

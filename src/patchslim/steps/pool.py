@@ -40,9 +40,11 @@ class Pool(Step):
 class PoolRunner(Runner, runs=Pool):
     """Max pooling; prefix tokens pass. A position embedding is added, begins at zero and learns in recovery."""
 
+    learns: ClassVar[frozenset[str]] = frozenset({"position"})
+
     def __init__(self, step: Pool, info: HostInfo, layer: int, entering: int) -> None:
         super().__init__(step, info, layer, entering)
-        self.position = nn.Parameter(torch.zeros(1, pooled(entering), info.width))
+        self.position = nn.Parameter(torch.zeros(1, pooled(entering), info.width), requires_grad=False)
 
     def forward(self, tokens: Tokens, block: Any) -> Tokens:
         """(B, p + t, d) → (B, p + ⌊(t - 3) / 2⌋ + 1, d)."""

@@ -56,7 +56,7 @@ class ThresholdRunner(Reducing, runs=Threshold):
 
     def reduce(self, state: Packed, incoming: Incoming, block: Any) -> Packed:
         """(1, T_in, d) → (1, T, d)."""
-        if max(state.lengths) - self.prefix <= self.least:
+        if max(state.lengths, default=0) - self.prefix <= self.least:
             return state  # no image has more than it keeps anyway
         score = self.scores(state, incoming.y)
         best = score.topk(self.least, dim=1).indices

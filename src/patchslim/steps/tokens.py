@@ -1,14 +1,16 @@
 """What passes from one slim block to the next where a plain tensor is not enough."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 import torch
 from torch import Tensor
 
+from patchslim.errors import PlanError
 from patchslim.kernels.attention import Mix, plain, sized
 from patchslim.kernels.match import take
 from patchslim.kernels.merge import Merged
 
+NO_TENSOR = "A slim model has no features of single blocks: some tokens are gone; ask the host for them."
 NOBODY = -1  # the owner of a patch that no token stands for
 
 
@@ -23,6 +25,17 @@ class Tokens(NamedTuple):
     owner: Tensor | None = None  # (B, N): which of the n patch tokens stands for each input patch, or NOBODY
     place: Tensor | None = None  # (B, n): the input patch at which each patch token sits
     normed: Tensor | None = None  # (B, p + n, d): LN1 of x in this block, where it came for nothing
+
+    @classmethod
+    def __torch_function__(cls, *args: Any, **options: Any) -> NoReturn:
+        """Raise PlanError where they are taken for one tensor, as by whoever asks for a block's features."""
+        raise PlanError(NO_TENSOR)
+
+    def __getitem__(self, index: Any) -> Any:
+        """A field by its number, as of any tuple; PlanError where rows and columns are asked for."""
+        if isinstance(index, tuple):
+            raise PlanError(NO_TENSOR)
+        return tuple.__getitem__(self, index)
 
     def mix(self, kept: "Tokens") -> Mix:
         """Attention of some kept tokens to these: a token that stands for s patches counts s times."""
