@@ -17,7 +17,7 @@ from patchslim.hosts.block import BlockNames
 from patchslim.hosts.parts import acts_per_token, bare, like_weights
 from patchslim.hosts.projections import FusedQkv
 from patchslim.hosts.shells import host_parameters
-from patchslim.hosts.timm_embed import put_matmul_embed_
+from patchslim.hosts.timm_embed import MatmulPatchEmbed, put_matmul_embed_
 from patchslim.models import ResidualScale
 from patchslim.models.stem_vit import linear_macs
 
@@ -141,8 +141,9 @@ class TimmViT(Host):
     def slimmed_(self, blocks: Sequence[nn.Module]) -> nn.Module:
         """Put slim blocks and the faster patch embedding in place of the model's own and return the model."""
         put_matmul_embed_(self.model)
-        if any(getattr(block, "fewer", False) for block in blocks):
-            self.model.patch_embed.tokens_leave = True
+        embed = getattr(self.model, "patch_embed", None)
+        if isinstance(embed, MatmulPatchEmbed):
+            embed.tokens_leave = any(getattr(block, "fewer", False) for block in blocks)
         return super().slimmed_(blocks)
 
 
