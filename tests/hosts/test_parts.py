@@ -40,7 +40,7 @@ def nothing(*args: Any) -> None:
 def test_a_layer_is_read_only_where_its_weights_say_all() -> None:
     plain, hooked, own = nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 4)
     hooked.register_forward_hook(nothing)
-    own.forward = lambda x: x * 2  # type: ignore[method-assign]
+    own.forward = lambda x: x * 2  # type: ignore[method-assign,assignment]
     pruned = torch.nn.utils.prune.l1_unstructured(nn.Linear(4, 4), "weight", 0.5)
     normed = torch.nn.utils.parametrizations.weight_norm(nn.Linear(4, 4))
     told = [readable(layer, nn.Linear) for layer in (plain, hooked, own, pruned, normed, Around(plain))]
@@ -61,12 +61,13 @@ def test_mixing_is_found_by_trying() -> None:
     "name", ["attn.qkv", "attn.proj", "attn.q_norm", "attn.norm", "mlp.act", "mlp.fc1", "norm1", "ls1"]
 )
 def test_parts_of_others_are_taken_where_they_act_on_every_token(name: str) -> None:
-    model, images = make_host(), make_images()
-    for block in model.blocks:  # type: ignore[union-attr]
+    model: Any = make_host()
+    images = make_images()
+    for block in model.blocks:
         block.set_submodule(name, Around(block.get_submodule(name)))
     assert torch.allclose(ps.apply(model, ps.full_plan(model))(images), model(images), atol=1e-5)
     assert ps.count_macs(model) == ps.count_macs(make_host())
-    model.blocks[1].set_submodule(name, Mixing())  # type: ignore[index]
+    model.blocks[1].set_submodule(name, Mixing())
     with pytest.raises(ps.UnsupportedModel, match=rf"block 1 with .*Mixing in {name.split('.')[0]}"):
         ps.inspect(model)
 

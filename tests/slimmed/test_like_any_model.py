@@ -179,5 +179,6 @@ def test_what_somebody_put_on_a_block_is_kept() -> None:
     model.blocks[0].register_forward_hook(lambda block, args, out: seen.append(1))
     slim: Any = ps.apply(model, ps.full_plan(model))
     slim(make_images())
-    for own in (slim, as_host(slim)):
-        assert (own.blocks[0].note, int(own.blocks[0].count), seen) == ("mine", 3, [1])  # type: ignore[union-attr]
+    host: Any = as_host(slim)
+    for own in (slim, host):
+        assert (own.blocks[0].note, int(own.blocks[0].count), seen) == ("mine", 3, [1])
