@@ -14,7 +14,7 @@ from torch.utils.data import Dataset
 
 from patchslim.data.items import Item
 from patchslim.data.transform import Transform
-from patchslim.errors import DataError
+from patchslim.errors import DataError, first_words
 
 # Only the formats behind the endings we list: others, such as EPS, start outside programs on a file's say-so.
 _FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF", "PPM")
@@ -62,15 +62,18 @@ class Reading(NamedTuple):
 
 
 def read_item(item: Item, transform: Transform) -> Reading:
-    """Read one image; only what its file can cause counts as a bad image, not a failing transform."""
+    """Read one image; whatever fails on the way makes it a bad one, and the tally says how many are too many."""
+    picture = None
     try:
         picture = item.read()
-    except Exception as problem:  # Pillow's decoders raise nearly anything on damaged files
-        reason = str(problem) or type(problem).__name__
+        return Reading(transform(picture), item.label, item.name, "", picture.width / picture.height)
+    except Exception as problem:  # Pillow's decoders raise nearly anything on damaged files, and so do transforms
+        reason = first_words(problem)
+        if picture is not None:
+            reason = f"its transform fails: {reason}"
         # Pillow names the file object that it was given, which tells nobody anything.
         reason = "it is no image" if reason.startswith("cannot identify image file") else reason
         return Reading(None, item.label, item.name, reason)
-    return Reading(transform(picture), item.label, item.name, "", picture.width / picture.height)
 
 
 class ItemDataset(Dataset[Reading]):
