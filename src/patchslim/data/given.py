@@ -1,9 +1,11 @@
 """Images as people have them in Python: a tensor, batches of a DataLoader, a list, a dataset, arrays, what
 `open_images` returns. Everything but the last is read once and kept, so that every pass gives the same images."""
 
+from __future__ import annotations
+
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 import numpy as np
 import torch
@@ -13,7 +15,9 @@ from torch.utils.data import Dataset
 
 from patchslim.data.source import ImageSource, TensorImages, tensor_images
 from patchslim.errors import DataError
-from patchslim.hosts import HostInfo
+
+if TYPE_CHECKING:
+    from patchslim.hosts import HostInfo  # slow to import, and who opens images may not need it
 
 AnyImages: TypeAlias = ImageSource | Tensor | NDArray[Any] | Dataset[Any] | Iterable[Any] | Callable[[], Iterable[Any]]
 MOST_GIB = 4  # of images read into memory, as float32: 7,000 of 224 × 224 pixels
