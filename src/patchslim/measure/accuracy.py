@@ -159,7 +159,7 @@ def _ranks(logits: Tensor, labels: Tensor) -> Tensor:
     if int(labels.max()) >= logits.shape[1]:
         raise DataError(
             f"The images have a label {int(labels.max())}, but the model has only {logits.shape[1]} outputs; "
-            "use images of the classes the model was trained on."
+            "use images of the classes the model was trained on, or name the classes in its order with --classes."
         )
     label = labels[:, None].to(logits.device)
     right = logits.gather(1, label)

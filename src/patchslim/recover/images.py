@@ -69,7 +69,7 @@ def labelled_part(source: TrainingSource, classes: int) -> TrainingSource:
     if most >= classes:
         raise DataError(
             f"{source.name} has a label {most}, but the model's head has {classes} classes; "
-            "use images of the classes the model was trained on."
+            "use images of the classes the model was trained on, or name the classes in its order with --classes."
         )
     return source if len(known) == len(source) else source.subset(known)
 
