@@ -8,6 +8,7 @@ import glob
 import os
 import re
 import tarfile
+from collections import Counter
 from collections.abc import Iterator
 from functools import partial
 
@@ -21,6 +22,7 @@ from patchslim.errors import DataError, first_words
 _MOST_SHARDS = 100_000
 _MOST_WORDS = 1024  # bytes of a .cls file
 _CHUNK = 2**20
+_MOST_ZEROS = 2 * tarfile.BLOCKSIZE + tarfile.RECORDSIZE  # at the end: its mark, and what fills a record
 
 
 def is_shard_pattern(source: str) -> bool:
@@ -32,17 +34,22 @@ def list_shards(source: str, classes: Classes | None = None) -> Listing:
     """List the images of every shard that the pattern names, shards and members in sorted order."""
     shards = [source] if os.path.isfile(source) else sorted(set(_expand(source)))
     root = os.path.commonpath([os.path.dirname(os.path.abspath(shard)) for shard in shards])
-    items: list[Item] = []
+    items, odd = list[Item](), Counter[str]()
     for shard in shards:
         name = os.path.relpath(os.path.abspath(shard), root)
-        images, said = _index(shard)
+        images, said, zeros = _index(shard)
         labels = _labels(shard, said, classes)
+        odd["labels without an image"] += len(said.keys() - images.keys())
+        odd["images without a label"] += len(images.keys() - said.keys()) if said else 0
+        odd["bytes of zeros where members may have been"] += zeros if zeros > _MOST_ZEROS else 0
         if not images:
             raise DataError(f"There is no image in the shard {shard}; leave it out or give another.")
         for key, member in sorted(images.items()):
             read = partial(read_slice, shard, member.offset_data, member.size)
             items.append(Item(f"{name}/{member.name}", member.size, labels.get(key, -1), read))
-    return Listing(tuple(items), len(classes or ()) or None)
+    told = " and ".join(f"{count} {what}" for what, count in odd.items() if count)
+    note = told and f"{source} has {told}; where that is not meant to be, the shards are damaged."
+    return Listing(tuple(items), len(classes or ()) or None, note=note)
 
 
 def _expand(source: str) -> Iterator[str]:
@@ -73,8 +80,8 @@ def _matches(pattern: str) -> list[str]:
     return paths
 
 
-def _index(path: str) -> tuple[dict[str, tarfile.TarInfo], dict[str, str]]:
-    """Go through a tar once: the image member and the words of the .cls file of each key."""
+def _index(path: str) -> tuple[dict[str, tarfile.TarInfo], dict[str, str], int]:
+    """Go through a tar once: the image member and the words of the .cls file of each key, and zeros at the end."""
     images: dict[str, tarfile.TarInfo] = {}
     labels: dict[str, str] = {}
     try:
@@ -94,7 +101,7 @@ def _index(path: str) -> tuple[dict[str, tarfile.TarInfo], dict[str, str]]:
                         raise DataError(
                             f"The shard {path} holds {member.name} twice; write it again with unique names."
                         )
-            _check_end(path, tar.offset)
+            zeros = _check_end(path, tar.offset)
     except DataError:
         raise
     except Exception as problem:  # tarfile raises nearly anything on damaged headers
@@ -102,7 +109,7 @@ def _index(path: str) -> tuple[dict[str, tarfile.TarInfo], dict[str, str]]:
             f"The shard {path} can't be read as an uncompressed tar file ({first_words(problem)}); "
             "it may be damaged or cut short, so fetch or write it again."
         ) from problem
-    return images, labels
+    return images, labels, zeros
 
 
 def _read_words(tar: tarfile.TarFile, member: tarfile.TarInfo) -> str:
@@ -124,9 +131,11 @@ def _labels(path: str, said: dict[str, str], classes: Classes | None) -> dict[st
     return {key: max(int(words), -1) for key, words in said.items()}
 
 
-def _check_end(path: str, offset: int) -> None:
-    """Make sure that the tar ends with its end mark, and that nothing follows: tarfile takes one that was cut short or
-    has a hole for complete, and passes over what another archive put behind it holds."""
+def _check_end(path: str, offset: int) -> int:
+    """Make sure that the tar ends with its end mark, and that zeros alone follow: so many bytes.
+
+    Tarfile takes one that was cut short or has a hole for complete, and passes over another archive put behind it.
+    """
     with open(path, "rb") as file:
         file.seek(offset)
         if file.read(tarfile.BLOCKSIZE) != bytes(tarfile.BLOCKSIZE):
@@ -137,3 +146,4 @@ def _check_end(path: str, offset: int) -> None:
                     f"The shard {path} goes on after its end mark at byte {offset}, so members would be lost: it is "
                     "damaged, or several archives put together; give these one by one, or write it again."
                 )
+        return file.tell() - offset
