@@ -167,7 +167,7 @@ def test_labels_that_fit_are_needed(
     image_folder(tmp_path / "flat")
     image_folder(tmp_path / "classes" / "12")
     assert "flat has no labels" in refused(capsys, "digits_vit", "--data", "flat")
-    assert "label 12" in refused(capsys, "digits_vit", "--data", "classes")
+    assert "label 12" in refused(capsys, "digits_vit", "--data", "classes", "--classes", "numbers")
     assert "doesn't exist" in refused(capsys, "digits_vit", "--data", "nowhere")
     assert "holds no run" in refused(capsys, "flat", "--data", "flat")
     assert "did you mean deit_tiny_patch16_224?" in refused(capsys, "deit_tiny_patch16_225", "--data", "flat")

@@ -47,7 +47,9 @@ def evaluate_model(
     workers = workers_for(place)
     images = open_images(data, model=networks[0], limit=limit, split="test", workers=workers, classes=classes)
     if images.classes is not None and images.classes != infos[0].classes:
-        console.print(f"{data} has {images.classes} classes, the model {infos[0].classes} outputs; check the labels.")
+        console.print(
+            f"{data} has {images.classes} classes, the model {infos[0].classes} outputs; check the labels (--classes)."
+        )
     usual = data_config(networks[0])
     sources = [images if data_config(network) == usual else images.prepared_for(network) for network in networks]
     with shown("images", len(images)) as move:
