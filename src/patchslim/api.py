@@ -4,10 +4,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from patchslim.cache import Cache
-from patchslim.data import ImageSource
+from patchslim.data import AnyImages
 from patchslim.events import Listener, silent
 from patchslim.hosts.weights import weights_fingerprint
 from patchslim.methods import DEFAULT, Task, fit, make, model_of, set_to
@@ -17,7 +17,7 @@ from patchslim.search import Target
 @torch.inference_mode(False)  # searches need gradients, and what is made in that mode could never learn
 def slim(
     model: nn.Module,
-    images: ImageSource | Tensor,
+    images: AnyImages,
     method: Any = DEFAULT,
     *,
     macs: float | None = None,
@@ -30,6 +30,9 @@ def slim(
     progress: Listener = silent,
 ) -> nn.Module:
     """A slim model from a pretrained one and unlabelled images; the given model is left as it was.
+
+    `images` are what `open_images` returns, a tensor (K, C, H, W), or any iterable of batches: a DataLoader, a list, a
+    dataset, arrays, a function that gives batches. The latter are read once into memory.
 
     `method` is a name, or an object such as `ps.methods.PS(tune_epochs=3)`. Give `macs` (what to keep, over the
     host's), `speedup` (on the model's device, for batches of `batch_size`) or `tolerance` (relative error of what the

@@ -167,8 +167,31 @@ def test_labels_that_fit_are_needed(
     image_folder(tmp_path / "flat")
     image_folder(tmp_path / "classes" / "12")
     assert "flat has no labels" in refused(capsys, "digits_vit", "--data", "flat")
-    assert "label 12" in refused(capsys, "digits_vit", "--data", "classes")
+    assert "label 12" in refused(capsys, "digits_vit", "--data", "classes", "--classes", "numbers")
     assert "doesn't exist" in refused(capsys, "digits_vit", "--data", "nowhere")
     assert "holds no run" in refused(capsys, "flat", "--data", "flat")
     assert "did you mean deit_tiny_patch16_224?" in refused(capsys, "deit_tiny_patch16_225", "--data", "flat")
     assert "ResNet can't be slimmed" in refused(capsys, "resnet18", "--data", "flat")
+
+
+def test_numbered_class_folders_are_ranks_unless_classes_are_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    digits = open_images("digits:test", limit=40)
+    for index, digit in enumerate(digits.labels):
+        folder = tmp_path / str(digit + 1)
+        folder.mkdir(exist_ok=True)
+        pixels = digits.picture(index).permute(1, 2, 0).numpy()
+        Image.fromarray(pixels).save(folder / f"{index}.png")
+    model = ("digits_vit", "--pretrained", "--data", str(tmp_path), "--device", "cpu")
+    assert call("eval", *model, "--json") == 0
+    ranks = capsys.readouterr()
+    assert json.loads(ranks.out)["top1"] > 90
+    assert "class folders are numbers: 1 … 10 are read as labels 0 … 9" in ranks.err
+    (tmp_path / "names").write_text("\n".join(map(str, [10, *range(1, 10)])))  # everyone the next digit's label
+    assert call("eval", *model, "--classes", str(tmp_path / "names"), "--json") == 0
+    named = capsys.readouterr()
+    assert json.loads(named.out)["top1"] < 20
+    assert "numbers" not in named.err
+    assert "label 10, but the model has only 10 outputs" in refused(capsys, *model, "--classes", "numbers")
+    assert "none of the 2 classes" in refused(capsys, *model, "--classes", "cat,dog")

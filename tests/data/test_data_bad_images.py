@@ -1,13 +1,15 @@
 """Images that can't be used are left out and counted; odd ones are converted."""
 
 import io
+import struct
 import warnings
+import zlib
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from PIL import Image
+from PIL import Image, ImageOps
 
 from patchslim.data import open_images
 from patchslim.errors import DataError
@@ -68,6 +70,44 @@ def test_empty_batches_are_not_yielded(tmp_path: Path) -> None:
     assert [len(labels) for _, labels in open_images(tmp_path).batches(2)] == [2]
 
 
+def png_header(width: int, height: int) -> bytes:
+    """A picture of 16-bit greys of which nothing follows."""
+    about = struct.pack(">4sIIBBBBB", b"IHDR", width, height, 16, 0, 0, 0, 0)
+    return b"\x89PNG\r\n\x1a\n" + struct.pack(">I", 13) + about + struct.pack(">II4s", zlib.crc32(about), 99, b"IDAT")
+
+
+def exactly(values: list[list[int]], kind: type) -> bytes:
+    return data(Image.fromarray(np.array(values, dtype=kind)), "tiff")
+
+
+TOO_MUCH = {
+    "large.png": (png_header(13_000, 13_000), "13000x13000 pixels, more than the 128 million"),
+    "long.png": (data(Image.new("1", (60_000, 2))), "one side is more than 100 times the other"),
+    "wide.tif": (exactly([[0, 9]] * 2, np.int32), "32-bit or signed whole numbers, which have no agreed range"),
+}
+
+
+@pytest.mark.parametrize("name", TOO_MUCH)
+def test_what_would_take_too_much_or_come_out_black_is_bad_undecoded(tmp_path: Path, name: str) -> None:
+    content, reason = TOO_MUCH[name]
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(DataError, match=reason):
+        open_images(tmp_path)
+    fill(tmp_path, 1)
+    assert sum(len(labels) for _, labels in open_images(tmp_path).batches(2)) == 1
+
+
+def test_files_beyond_the_bound_are_not_read(tmp_path: Path) -> None:
+    fill(tmp_path, 1)
+    with open(tmp_path / "sparse.webp", "wb") as file:
+        file.write(b"RIFF\x00\x00\x00\x00WEBPVP8 ")
+        file.truncate(2**31)
+    images = open_images(tmp_path)
+    assert sum(len(labels) for _, labels in images.batches(2)) == 1
+    with pytest.raises(DataError, match=r"sparse\.webp, is bad \(it has 2\.0 GiB, more than the 1 that are read"):
+        images.picture(1)
+
+
 def test_a_decompression_bomb_is_bad(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fill(tmp_path, 2)
     noise(64).save(tmp_path / "huge.png")
@@ -123,6 +163,27 @@ def read_one(path: Path) -> torch.Tensor:
     assert pixels.dtype == torch.float32
     assert pixels.shape[:2] == (1, 3)
     return pixels[0] * 255
+
+
+@pytest.mark.parametrize("form", ["jpeg", "png", "webp", "tiff"])
+@pytest.mark.parametrize("orientation", range(10))
+def test_pictures_are_turned_as_they_are_looked_at(tmp_path: Path, form: str, orientation: int) -> None:
+    large = np.zeros((32, 48, 3), np.uint8)
+    large[:16, :16, 0] = large[:16, 32:, 1] = large[16:, :16, 2] = 255
+    picture = Image.fromarray(large)
+    exif = picture.getexif()
+    exif[0x0112] = orientation
+    picture.save(tmp_path / "x.png", form, exif=exif)
+    with Image.open(tmp_path / "x.png") as image:
+        wanted = torch.from_numpy(np.array(ImageOps.exif_transpose(image).convert("RGB"))).permute(2, 0, 1)
+    found = read_one(tmp_path / "x.png")
+    assert torch.equal(found.round().byte(), wanted)
+    assert tuple(found.shape[1:]) == ((48, 32) if 5 <= orientation <= 8 else (32, 48))
+
+
+def test_damaged_exif_data_is_passed_over(tmp_path: Path) -> None:
+    noise().save(tmp_path / "x.jpg", exif=b"Exif\x00\x00II*\x00\xff\xff\xff\x7f")
+    assert read_one(tmp_path / "x.jpg").shape == (3, 16, 16)
 
 
 def test_grey_is_repeated(tmp_path: Path) -> None:

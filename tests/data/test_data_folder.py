@@ -1,14 +1,20 @@
 """Folders: what is found, in which order, and with which labels."""
 
+import inspect
+import os
 import shutil
+import sys
+import warnings
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from PIL import Image
+from timm.data.readers.reader_image_folder import find_images_and_targets
 
 from patchslim.data import Images, open_images
-from patchslim.errors import DataError
+from patchslim.errors import DataError, PatchslimWarning
 
 
 def save(path: Path, level: int = 0, side: int = 8) -> None:
@@ -55,10 +61,119 @@ def test_unknown_wnid_falls_back_to_sorted_order(tmp_path: Path) -> None:
     assert read_all(open_images(tmp_path)) == ([6, 5], [0, 1])
 
 
-def test_number_names_are_the_labels(tmp_path: Path) -> None:
+def test_numbered_folders_have_their_rank_as_in_timm(tmp_path: Path) -> None:
+    for case, names in enumerate((["1", "2", "3"], ["10", "20", "30"], ["01", "2", "10"], [str(i) for i in range(12)])):
+        root = tmp_path / str(case)
+        for level, name in enumerate(names):
+            save(root / name / "x.png", level)
+        with pytest.warns(PatchslimWarning, match=f"numbers: {names[0]} … {names[-1]} are read as labels 0 … "):
+            images = open_images(root)
+        assert read_all(images)[0] == [images.labels[i] for i in range(len(names))]
+        found, index = find_images_and_targets(str(root))
+        assert dict(zip(images.labels, sorted(names), strict=True)) == {label: name for name, label in index.items()}
+        assert len(found) == images.classes == len(names)
+
+
+def test_numbers_that_are_equal_stay_two_classes(tmp_path: Path) -> None:
+    for level, name in enumerate(["01", "1", "2"]):
+        save(tmp_path / name / "x.png", level)
+    (tmp_path / "__MACOSX").mkdir()
+    with pytest.warns(PatchslimWarning):
+        assert read_all(open_images(tmp_path)) == ([0, 1, 2], [0, 1, 2])
+
+
+def test_names_with_numbers_are_in_natural_order_and_that_is_said(tmp_path: Path) -> None:
+    for name in ("class2", "class10"):
+        save(tmp_path / name / "x.png")
+    with pytest.warns(PatchslimWarning, match="label 0 is class2, and not class10, as timm does"):
+        assert open_images(tmp_path).labels == [1, 0]
+
+
+@pytest.mark.parametrize("form", ["list", "words", "file", "windows file"])
+def test_classes_can_be_named(tmp_path: Path, form: str) -> None:
+    for level, name in enumerate(["dog", "ant", "11"]):
+        save(tmp_path / "set" / name / "x.png", level)
+    names, file = ["11", "cow", "dog", "ant"], tmp_path / "names.txt"
+    file.write_bytes("\n".join(names).encode() if form == "file" else b"\xef\xbb\xbf" + "\r\n".join(names).encode())
+    given: Any = {"list": names, "words": ",".join(names)}.get(form, str(file))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        images = open_images(tmp_path / "set", classes=given)
+    assert read_all(images) == ([2, 1, 0], [0, 3, 2])
+    assert images.classes == 4
+
+
+def test_numbers_may_be_the_labels(tmp_path: Path) -> None:
     for name in ["3", "11", "007"]:
         save(tmp_path / name / "x.png", int(name))
-    assert read_all(open_images(tmp_path)) == ([7, 11, 3], [7, 11, 3])
+    assert read_all(open_images(tmp_path, classes="numbers")) == ([7, 11, 3], [7, 11, 3])
+    save(tmp_path / "7" / "x.png")
+    with pytest.raises(DataError, match="Two classes of the images are the same number"):
+        open_images(tmp_path, classes="numbers")
+    save(tmp_path / "cat" / "x.png")
+    with pytest.raises(DataError, match="'cat' of the images is no number"):
+        open_images(tmp_path, classes="numbers")
+
+
+def test_classes_that_are_none(tmp_path: Path) -> None:
+    save(tmp_path / "set" / "cat" / "x.png")
+    file = tmp_path / "names.txt"
+    os.mkfifo(tmp_path / "fifo")
+    for text, words in (("", "no names"), ("a\n\nb", "empty"), ("a\nb\na", "'a' more than once"), ("a\nb", "'cat' of")):
+        file.write_text(text)
+        with pytest.raises(DataError, match=words):
+            open_images(tmp_path / "set", classes=file)
+    file.write_bytes(b"\xff\xfe\x00")
+    odd: list[Any] = [file, tmp_path / "gone.txt", tmp_path / "fifo", 5, [1, 2], "", "n01440764,cat,cat"]
+    for given in odd:
+        with pytest.raises(DataError, match=r"one class name|read as text|more than once"):
+            open_images(tmp_path / "set", classes=given)
+    with pytest.raises(DataError, match="none of the 1000 classes that imagenet means"):
+        open_images(tmp_path / "set", classes="imagenet")
+
+
+def test_what_cannot_be_entered_or_read_is_bad_and_never_waited_for(tmp_path: Path) -> None:
+    save(tmp_path / "cat" / "x.png", 7)
+    (tmp_path / "cat" / "self").symlink_to("self")
+    (tmp_path / "cat" / "self.png").symlink_to("self.png")
+    (tmp_path / "cat" / "endless.png").symlink_to("/dev/zero")
+    os.mkfifo(tmp_path / "cat" / "pipe.png")
+    (tmp_path / "dog").symlink_to("dog")
+    images = open_images(tmp_path)
+    assert read_all(images) == ([7], [0])
+    assert (len(images), images.skipped, images.classes) == (4, 3, 1)
+
+
+def test_links_in_circles_are_walked_once_per_class(tmp_path: Path) -> None:
+    real = tmp_path / "real"
+    save(real / "0" / "x.png", 1)
+    for level in range(30):  # two ways from each folder to the next: 2³⁰ in all
+        for name in ("left", "right"):
+            (real / str(level) / name).parent.mkdir(exist_ok=True)
+            (real / str(level) / name).symlink_to(real / str((level + 1) % 30))
+    root = tmp_path / "root"
+    root.mkdir()
+    for name in ("a", "b"):
+        (root / name).symlink_to(real / "5")
+    assert read_all(open_images(root)) == ([1, 1], [0, 1])
+
+
+def test_folders_far_down(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    save(tmp_path / "cat" / "x.png", 3)
+    save(tmp_path.joinpath("dog", *["d"] * 400, "x.png"), 4)
+    usual = sys.getrecursionlimit()
+    sys.setrecursionlimit(len(inspect.stack()) + 300)  # folders may lie deeper than functions may call each other
+    try:
+        assert read_all(open_images(tmp_path)) == ([3, 4], [0, 1])
+    finally:
+        sys.setrecursionlimit(usual)
+    monkeypatch.chdir(tmp_path / "dog")
+    for _ in range(20):  # deeper than a path may be long
+        os.mkdir("e" * 250)
+        os.chdir("e" * 250)
+    images = open_images(tmp_path)
+    assert read_all(images) == ([3, 4], [0, 1])
+    assert images.skipped == 1
 
 
 def test_an_empty_class_folder_keeps_its_place(tmp_path: Path) -> None:
@@ -163,6 +278,17 @@ def test_sources_that_are_nothing(tmp_path: Path) -> None:
         open_images("")
     with pytest.raises(DataError, match="Hugging Face"):
         open_images("hf:imagenet-1k")
+
+
+def test_types_that_name_no_images(tmp_path: Path) -> None:
+    save(tmp_path / "x.png")
+    odd: list[Any] = [None, 5, b"digits", torch.zeros(2, 3, 4, 4), ["a.png"], "a\0b", "x" * 5000]
+    for source in odd:
+        with pytest.raises(DataError, match=r"names no images|no name of a file|doesn't exist"):
+            open_images(source)
+    for name, value in {"limit": "5", "seed": -1, "workers": 1.5, "model": "deit", "split": None}.items():
+        with pytest.raises(DataError, match=f"The {name} "):
+            open_images(tmp_path, **{name: value})  # type: ignore[arg-type]
 
 
 def test_numbers_out_of_range(tmp_path: Path) -> None:

@@ -5,13 +5,14 @@ import io
 import os
 import pickle
 import tarfile
+import warnings
 from pathlib import Path
 
 import pytest
 from PIL import Image
 
 from patchslim.data import Images, open_images
-from patchslim.errors import DataError
+from patchslim.errors import DataError, PatchslimWarning
 
 
 def png(level: int, side: int = 8) -> bytes:
@@ -55,7 +56,8 @@ def test_members_are_grouped_by_key(tmp_path: Path) -> None:
             ("._a.png", b"resource fork"),
         ],
     )
-    images = open_images(shard)
+    with pytest.warns(PatchslimWarning, match="has 1 labels without an image and 1 images without a label"):
+        images = open_images(shard)
     assert read_all(images) == [(10, 3), (20, 7), (30, -1)]
     assert images.labelled
     assert images.classes is None
@@ -164,6 +166,61 @@ def test_a_damaged_header_in_the_middle(tmp_path: Path) -> None:
     path.write_bytes(data)
     with pytest.raises(DataError, match="end mark"):
         open_images(path)
+
+
+EIGHT = [(f"{i}.{ending}", png(i) if ending == "png" else b"%d" % i) for i in range(8) for ending in ("png", "cls")]
+
+
+@pytest.mark.parametrize("zeroed", [1, 2, 3, 4])  # blocks; a member has two, its header and its data
+@pytest.mark.parametrize("first", [0, 2, 3, 14, 28, 29])
+def test_a_hole_never_ends_an_archive_in_silence(tmp_path: Path, first: int, zeroed: int) -> None:
+    path = write_tar(tmp_path / "s.tar", [*EIGHT, ("9.cls", b"9"), ("9.png", png(9) + bytes(range(256)) * 80)])
+    whole, data = read_all(open_images(path)), bytearray(path.read_bytes())
+    data[512 * first : 512 * (first + zeroed)] = bytes(512 * zeroed)
+    path.write_bytes(data)
+    try:
+        with warnings.catch_warnings(record=True) as told:
+            images = open_images(path)
+        found = read_all(images)
+    except DataError:
+        return
+    lost = len(whole) - len(found) - images.skipped
+    assert [row for row in found if row not in whole] == [] or told
+    assert lost == 0 or told
+
+
+def test_what_lies_behind_the_end_is_told(tmp_path: Path) -> None:
+    one, two = (write_tar(tmp_path / f"{i}.tar", [(f"{i}.png", png(i))]).read_bytes() for i in range(2))
+    both = tmp_path / "both.tar"
+    both.write_bytes(one + two)
+    with pytest.raises(DataError, match=r"goes on after its end mark at byte 1024.*several archives put together"):
+        open_images(both)
+    both.write_bytes(one + bytes(20_000))  # what a system leaves of a file whose end was never written
+    with pytest.warns(PatchslimWarning, match="bytes of zeros where members may have been"):
+        open_images(both)
+
+
+def test_brackets_in_a_folder_are_part_of_its_name(tmp_path: Path) -> None:
+    folder = tmp_path / "[2024] set {a}*?"
+    for number in range(2):
+        write_tar(folder / f"s-{number}.tar", [("a.png", png(number))])
+    assert read_all(open_images(folder / "s-1.tar")) == [(1, -1)]
+    plain = folder.rename(tmp_path / "[2024] set {a}?")
+    escaped = str(plain).replace("{", "\\{").replace("}", "\\}")
+    for pattern in (f"{escaped}/s-*.tar", f"{escaped}/s-{{0..1}}.tar"):
+        assert read_all(open_images(pattern)) == [(0, -1), (1, -1)]
+    assert read_all(open_images(plain.rename(tmp_path / "[ab]c") / "s-*.tar")) == [(0, -1), (1, -1)]
+
+
+def test_classes_may_be_words(tmp_path: Path) -> None:
+    shard = write_tar(
+        tmp_path / "s.tar", [("a.png", png(1)), ("a.cls", b"tabby cat\n"), ("b.png", png(2)), ("b.cls", b"10")]
+    )
+    assert read_all(open_images(shard, classes=["dog", "10", "tabby cat"])) == [(1, 2), (2, 1)]
+    with pytest.raises(DataError, match="'tabby cat' of the images is none of the 2 classes"):
+        open_images(shard, classes="dog,10")
+    with pytest.raises(DataError, match=r"a\.cls .* is no class number.*or say with --classes"):
+        open_images(shard)
 
 
 def test_missing_shards_and_bad_patterns(tmp_path: Path) -> None:

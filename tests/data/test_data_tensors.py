@@ -72,5 +72,5 @@ def test_as_source_takes_either(tmp_path: Path) -> None:
     opened: ImageSource = open_images(tmp_path)
     assert as_source(opened) is opened
     assert len(as_source(torch.zeros(2, 3, 4, 4))) == 2
-    with pytest.raises(DataError, match="list can't be used"):
-        as_source([1, 2])  # type: ignore[arg-type]
+    with pytest.raises(DataError, match="come as int, not as tensors"):
+        as_source([1, 2])

@@ -1,5 +1,6 @@
 """Training views: random, but the same for the same seed, epoch and image, however they are read."""
 
+import pickle
 import random
 from pathlib import Path
 from typing import Any
@@ -9,11 +10,13 @@ import pytest
 import timm
 import torch
 from PIL import Image
+from timm.data.auto_augment import NAME_TO_OP, AugmentOp
 
 import patchslim as ps
 from patchslim.data import Images, tensor_images
-from patchslim.data.transform import Style, training_transform_for
+from patchslim.data.transform import Style, Transform, training_transform_for, with_a_bit
 from patchslim.data.views import Order, seeded
+from patchslim.errors import DataError
 
 
 def folder(path: Path, count: int = 6) -> Path:
@@ -83,6 +86,49 @@ def test_everything_at_once_works_with_one_channel_too(tmp_path: Path, channels:
         assert images.dtype == torch.float32
         assert bool(images.isfinite().all())
         assert set(labels.tolist()) <= {0, 1}
+
+
+def test_every_operation_of_timm_works_at_every_magnitude(model: Any) -> None:
+    function: Any = training_transform_for(model, Style(rand_augment="rand-n1-p1.0")).function
+    (augment,) = (part for part in function.transforms if hasattr(part, "ops"))
+    about = augment.ops[0].hparams
+    for name in NAME_TO_OP:
+        for magnitude in range(11):
+            augment.ops = [AugmentOp(name, 1.0, magnitude, about)]
+            own = pickle.loads(pickle.dumps(with_a_bit(function)))  # as it goes to a reading process
+            assert own(Image.new("RGB", (40, 40), (200, 100, 50))).shape == (3, 32, 32), (name, magnitude)
+
+
+@pytest.mark.parametrize("words", ["rand-m9-mstd0.5-inc1", "rand-m0", "rand-m20-mmax20-inc1", "original", "augmix-m9"])
+def test_thousands_of_views_get_through(words: str, model: Any) -> None:
+    transform = training_transform_for(model, Style(rand_augment=words))
+    picture = Image.new("RGB", (16, 16), (200, 100, 50))
+    with seeded(0):
+        for _ in range(4000 if words.endswith("std0.5-inc1") else 400):  # one in 645 failed once, of others more
+            transform(picture)
+
+
+def test_words_that_are_none_of_timms(model: Any) -> None:
+    with pytest.raises(DataError, match="timm can't read the augmentation 'sideways'"):
+        training_transform_for(model, Style(rand_augment="sideways"))
+
+
+def fail_on_red(picture: Image.Image) -> torch.Tensor:
+    if picture.getpixel((0, 0)) == (255, 0, 0):
+        raise RuntimeError("red is too much")
+    return torch.zeros(3, 32, 32)
+
+
+def test_a_transform_that_fails_costs_one_view_and_often_a_sentence(tmp_path: Path) -> None:
+    for i in range(12):
+        Image.new("RGB", (32, 32), (255, 0, 0) if i in (3, 4) else (0, 9, i)).save(tmp_path / f"{i:02}.png")
+    source = ps.open_images(tmp_path)
+    transform = Transform(fail_on_red, "RGB", (32, 32), (0.0,) * 3, (1.0,) * 3)
+    seen = [len(labels) for _, labels in source.views(transform, Order(12, 4, epochs=1, seed=0))]
+    assert sum(seen) == 10
+    assert source.skipped == 2
+    with pytest.raises(DataError, match=r"0[34]\.png \(its transform fails: red is too much\)"):
+        list(source.views(transform, Order(12, 4, epochs=9, seed=0)))
 
 
 def test_bad_images_make_batches_smaller(tmp_path: Path, model: Any) -> None:

@@ -92,7 +92,12 @@ def test_ties_are_told_from_errors(monkeypatch: pytest.MonkeyPatch) -> None:
         ("onnx", "a.onnx", {"int8": True}, "give some"),
         ("torch-export", "a.pt2", {"int8": True, "images": make_images(2)}, "INT8 goes with onnx and openvino"),
         ("torch-export", "file/a.pt2", {}, "can't be written"),
-        ("torch-export", "a.pt2", {"images": make_images(2, size=48)}, "48×48 pixels and the model takes 32×32"),
+        (
+            "torch-export",
+            "a.pt2",
+            {"images": make_images(2, size=48)},
+            "48x48 pixels, the model takes 3 channels of 32x32",
+        ),
     ],
 )
 def test_bad_requests(tmp_path: Path, format: str, name: str, settings: dict[str, Any], words: str) -> None:

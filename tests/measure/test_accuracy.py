@@ -57,7 +57,7 @@ class UnreadableLabels:
     """A source whose labelled images can't be read."""
 
     classes: int | None = None
-    name, labelled, fingerprint, skipped, image_size = "odd", True, "", 1, (32, 32)
+    name, labelled, fingerprint, skipped, image_size, channels = "odd", True, "", 1, (32, 32), 3
 
     def __len__(self) -> int:
         return 2
@@ -75,7 +75,7 @@ class Watched:
     """Images in memory that count their passes; the batches in `broken` lack their last image."""
 
     classes: int | None = None
-    name, labelled, fingerprint, skipped, image_size = "watched", True, "", 0, (32, 32)
+    name, labelled, fingerprint, skipped, image_size, channels = "watched", True, "", 0, (32, 32), 3
 
     def __init__(self, images: torch.Tensor, labels: torch.Tensor, broken: tuple[int, ...] = ()) -> None:
         self.images, self.labels, self.broken, self.passes = images, labels, broken, 0

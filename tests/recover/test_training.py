@@ -204,7 +204,7 @@ def test_bad_input_is_refused_in_one_sentence() -> None:
     with pytest.raises(ps.DataError, match="1 channels"):
         ps.finetune(slim, model, images[:, :1], config)
     with pytest.raises(ps.DataError, match="can't be"):
-        ps.finetune(slim, model, "digits", config)  # type: ignore[arg-type]
+        ps.finetune(slim, model, "digits", config)
     with pytest.raises(ps.RecoverError, match="Only a slim model"):
         ps.finetune(model, model, images, config)
     with pytest.raises(ps.RecoverError, match="is a slim model"):

@@ -41,6 +41,7 @@ def compare_methods(
     settings: Annotated[
         list[str] | None, Option("--set", metavar="NAME.KEY=VALUE", help="E.g. merge.blocks=2.")
     ] = None,
+    classes: options.Classes = None,
     checkpoint: options.Checkpoint = None,
     pretrained: options.Pretrained = False,
     recover: Annotated[int, Option(metavar="EPOCHS", min=0, help="Epochs of distillation for every row.")] = 0,
@@ -79,7 +80,7 @@ def compare_methods(
     note_random([model], checkpoint, pretrained)
     opened = partial(open_images, model=network, workers=workers_for(place))
     calibration, training = (opened(data, limit=count, seed=seed) for count in (images, train_images))
-    judged = opened(val, limit=limit, split="test")
+    judged = opened(val, limit=limit, split="test", classes=classes)
     check_labelled(judged)
     where: dict[str, Any] = {"train": training, "folder": folder, "resume": resume}
     with show_comparison() as listen:

@@ -24,6 +24,7 @@ def evaluate_model(
     against: Annotated[
         str | None, Argument(metavar="MODEL|RUN", help="Another, on the same images, and how far apart the two are.")
     ] = None,
+    classes: options.Classes = None,
     checkpoint: options.Checkpoint = None,
     pretrained: options.Pretrained = False,
     img_size: options.ImgSize = None,
@@ -43,10 +44,11 @@ def evaluate_model(
         note_random(others, checkpoint, pretrained)
     infos = [inspect(network) for network in networks]
     check_alike(names, infos)
-    images = open_images(data, model=networks[0], limit=limit, split="test", workers=workers_for(place))
+    workers = workers_for(place)
+    images = open_images(data, model=networks[0], limit=limit, split="test", workers=workers, classes=classes)
     if images.classes is not None and images.classes != infos[0].classes:
         console.print(
-            f"{data} has {images.classes} class folders, the model {infos[0].classes} outputs; check the labels."
+            f"{data} has {images.classes} classes, the model {infos[0].classes} outputs; check the labels (--classes)."
         )
     usual = data_config(networks[0])
     sources = [images if data_config(network) == usual else images.prepared_for(network) for network in networks]

@@ -1,6 +1,7 @@
 """`patchslim finetune`: a run's model gets its accuracy back, from the network it was made from."""
 
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, cast
 
@@ -24,6 +25,7 @@ def finetune(
     run: options.RunFolder,
     data: options.Data,
     val: Annotated[str | None, Option(metavar="SRC", help="Labelled images; top-1 before and after.")] = None,
+    classes: options.Classes = None,
     epochs: Annotated[int | None, Option(min=0, help="Of distillation [5,000 steps, at most 100].")] = USUAL.epochs,
     block_epochs: Annotated[int, Option(min=0, help="Of block-wise reconstruction.")] = USUAL.block_epochs,
     supervised_epochs: Annotated[int, Option(min=0, help="Of the DeiT recipe, with labels.")] = USUAL.supervised_epochs,
@@ -61,8 +63,9 @@ def finetune(
     place = open_device(device)
     reading = workers_for(place) if workers is None else workers
     model = load(run)
-    source = open_images(data, model=model, limit=images, seed=seed, workers=reading)
-    judged = None if val is None else open_images(val, model=model, split="test", workers=reading)
+    opened = partial(open_images, model=model, workers=reading)
+    source = opened(data, limit=images, seed=seed, classes=classes if supervised_epochs else None)
+    judged = None if val is None else opened(val, split="test", classes=classes)
     judge = None if judged is None else lambda slim: asdict(evaluate(slim, judged, batch_size))
     torch.manual_seed(seed)
     with show_recovery() as listen:

@@ -13,6 +13,13 @@ Model = Annotated[str, Argument(help=f"{MODEL_HELP}.", metavar="MODEL")]
 RunFolder = Annotated[Path, Argument(help="A run folder of `patchslim slim`.", metavar="RUN")]
 Data = Annotated[str, Option(metavar="SRC", help=f"Images: {IMAGES_HELP}")]
 SomeData = Annotated[str | None, Option(metavar="SRC", help=f"Images [noise]: {IMAGES_HELP}")]
+Classes = Annotated[
+    str | None,
+    Option(
+        metavar="FILE|A,B,…",
+        help="Class names in the order of their labels; or numbers: folders' names are the labels [natural order].",
+    ),
+]
 Checkpoint = Annotated[Path | None, Option(metavar="F", help="Weights: safetensors, or a .pth of nothing but tensors.")]
 Pretrained = Annotated[bool, Option("--pretrained", help="Take timm's pretrained weights.")]
 ImgSize = Annotated[int | None, Option(min=1, help="Image side in pixels, if not the model's own.")]

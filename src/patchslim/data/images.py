@@ -45,6 +45,7 @@ class Images:
         self.skipped = 0
         self._items, self._transform, self._workers = tuple(items), transform, workers
         self.image_size = transform.image_size or self._own_size()
+        self.channels = len(transform.mean)
 
     def __len__(self) -> int:
         """Count the images that a pass tries to read, bad ones included."""

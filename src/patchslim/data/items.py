@@ -33,12 +33,14 @@ class Item:
 class Listing:
     """All images of a source in their own sorted order, and the number of class folders if it has any.
 
-    `mirrors` says whether an image's mirror image shows the same thing; that of a digit does not.
+    `mirrors` says whether an image's mirror image shows the same thing; that of a digit does not. `note` says how the
+    names of class folders are read, where that could be done otherwise.
     """
 
     items: tuple[Item, ...]
     classes: int | None = None
     mirrors: bool = True
+    note: str = ""
 
 
 def is_image_name(name: str) -> bool:

@@ -21,6 +21,7 @@ class ImageSource(Protocol):
     classes: int | None  # the number of class folders, None if there are none
     skipped: int  # the number of bad images left out in the latest pass
     image_size: tuple[int, int]  # (H, W) of every image
+    channels: int  # of every image
 
     @property
     def fingerprint(self) -> str:
@@ -49,14 +50,15 @@ class TrainingSource(ImageSource, Protocol):
 class TensorImages:
     """Images (K, C, H, W) in memory, normalised for the model by whoever made them; see `tensor_images`."""
 
-    def __init__(self, images: Tensor, labels: Tensor) -> None:
-        self.name = "tensor"
+    def __init__(self, images: Tensor, labels: Tensor, name: str = "tensor") -> None:
+        self.name = name
         self.classes: int | None = None
         self.skipped = 0
         self.mirrors = False  # nobody knows what they show
         self.labels: list[int] = labels.tolist()
         self.labelled = bool((labels >= 0).any())
         self.image_size: tuple[int, int] = (images.shape[2], images.shape[3])
+        self.channels: int = images.shape[1]
         self._images, self._labels = images, labels
 
     def __len__(self) -> int:
@@ -72,7 +74,7 @@ class TensorImages:
 
     def subset(self, indices: Sequence[int]) -> Self:
         """Some of the images, as a source of their own."""
-        return type(self)(self._images[list(indices)], self._labels[list(indices)])
+        return type(self)(self._images[list(indices)], self._labels[list(indices)], self.name)
 
     def views(self, transform: Transform, order: Order) -> Iterator[tuple[Tensor, Tensor]]:
         """The images as they are in a seeded order; the transform is for pictures and has no part in this."""
@@ -92,7 +94,10 @@ def tensor_images(images: Tensor, labels: Tensor | None = None) -> TensorImages:
     if images.dim() != 4 or 0 in images.shape:
         raise DataError(f"The images have the shape {tuple(images.shape)}; give a tensor (K, C, H, W) with K > 0.")
     if not images.is_floating_point():
-        raise DataError(f"The images are {images.dtype}; give floats, normalised the way the model wants them.")
+        raise DataError(
+            f"The images are {images.dtype}; give floats, normalised the way the model wants them "
+            "(timm.data.create_transform does that)."
+        )
     images = images.detach().float()
     if not bool(images.isfinite().all()):
         raise DataError("The images hold values that are not finite; remove the infinities and NaNs.")
@@ -104,15 +109,3 @@ def tensor_images(images: Tensor, labels: Tensor | None = None) -> TensorImages:
             f"give one whole number for each of the {len(images)} images."
         )
     return TensorImages(images, labels.detach().long())
-
-
-def as_source(images: ImageSource | Tensor) -> ImageSource:
-    """Take images either way: a tensor (K, C, H, W) is wrapped, anything else is handed back."""
-    if isinstance(images, Tensor):
-        return tensor_images(images)
-    if not callable(getattr(images, "batches", None)):
-        raise DataError(
-            f"A {type(images).__name__} can't be used as images; "
-            "give a tensor (K, C, H, W) or what open_images returns."
-        )
-    return images

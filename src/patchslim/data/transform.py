@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -9,7 +10,7 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
-from patchslim.errors import DataError
+from patchslim.errors import DataError, first_words
 
 
 @dataclass(frozen=True)
@@ -64,20 +65,44 @@ def training_transform_for(model: nn.Module, style: Style) -> Transform:
     import timm.data
 
     usual, config = transform_for(model), data_config(model)
-    function = timm.data.create_transform(
-        config["input_size"],
-        is_training=True,
-        scale=(style.crop_scale, 1.0),
-        hflip=0.5 if style.flip else 0.0,
-        color_jitter=0.0,
-        auto_augment=style.rand_augment,
-        interpolation=config["interpolation"],
-        mean=config["mean"],
-        std=config["std"],
-        re_prob=style.erase,
-        re_mode="pixel",
-    )
-    return replace(usual, function=function)
+    try:
+        function = timm.data.create_transform(
+            config["input_size"],
+            is_training=True,
+            scale=(style.crop_scale, 1.0),
+            hflip=0.5 if style.flip else 0.0,
+            color_jitter=0.0,
+            auto_augment=style.rand_augment,
+            interpolation=config["interpolation"],
+            mean=config["mean"],
+            std=config["std"],
+            re_prob=style.erase,
+            re_mode="pixel",
+        )
+    except Exception as problem:  # timm asserts, indexes and converts while it reads its words
+        if not style.rand_augment:
+            raise
+        raise DataError(
+            f"timm can't read the augmentation {style.rand_augment!r} ({first_words(problem)}); "
+            "give words such as rand-m9-mstd0.5-inc1."
+        ) from None
+    return replace(usual, function=with_a_bit(function))
+
+
+def with_a_bit(function: Any) -> Any:
+    """The same transform, whose posterizing keeps at least 1 bit of a channel: timm's goes down to 0, which Pillow
+    refuses from its version 13 on. The operations are this transform's own, so timm's lists stay as they are."""
+    for part in function.transforms:
+        for operations in getattr(part, "policy", [getattr(part, "ops", [])]):
+            for operation in operations:
+                if operation.name.startswith("Posterize"):
+                    operation.level_fn = partial(_at_least_one, operation.level_fn)
+    return function
+
+
+def _at_least_one(level: Callable[..., tuple[int]], *about: Any) -> tuple[int]:
+    (bits,) = level(*about)
+    return (max(1, bits),)
 
 
 def data_config(model: nn.Module) -> dict[str, Any]:

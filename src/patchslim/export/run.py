@@ -5,14 +5,13 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from torch import Tensor, nn
+from torch import nn
 
-from patchslim.data import ImageSource, as_source
-from patchslim.errors import ExportError, PlanError
+from patchslim.data import AnyImages, ImageSource, as_source
+from patchslim.errors import ExportError
 from patchslim.export.formats import Format, metadata_of, open_format
 from patchslim.export.parity import Parity, check, compare, noise
 from patchslim.export.pt2_file import check_exportable, info_of, portable
-from patchslim.hosts import HostInfo
 from patchslim.packages import need, need_nncf
 
 WORST = 50.0  # percent of answers that an INT8 file has to share with the model: below, it is broken and not coarse
@@ -38,7 +37,7 @@ def export(
     path: str | Path,
     format: str = "onnx",
     *,
-    images: ImageSource | Tensor | None = None,
+    images: AnyImages | None = None,
     int8: bool = False,
 ) -> Exported:
     """Write a slim model, or a host, as a file for another runtime, and check that it says the same.
@@ -50,8 +49,7 @@ def export(
     check_request(kind, target, int8, images is not None)
     check_exportable(model)
     info, model = info_of(model), portable(model)
-    source = noise(info) if images is None else as_source(images)
-    _check_size(info, source)
+    source = noise(info) if images is None else as_source(images, info)
     try:
         with tempfile.TemporaryDirectory(prefix=".patchslim-", dir=_nearest(target)) as folder:
             draft = Path(folder) / f"fp32{kind.suffix}"
@@ -79,15 +77,6 @@ def check_request(kind: Format, target: Path, int8: bool, has_images: bool) -> N
         need(package)
     if int8 and "nncf" in kind.int8_needs:
         need_nncf()
-
-
-def _check_size(info: HostInfo, source: ImageSource) -> None:
-    if source.image_size != info.image_size:
-        (height, width), (own_height, own_width) = source.image_size, info.image_size
-        raise PlanError(
-            f"The images have {width}×{height} pixels and the model takes {own_width}×{own_height}; "
-            "a plan holds for one image size, so give images of that one or make another plan."
-        )
 
 
 def _nearest(target: Path) -> Path:

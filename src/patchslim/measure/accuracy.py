@@ -8,7 +8,7 @@ from itertools import zip_longest
 import torch
 from torch import Tensor, nn
 
-from patchslim.data import ImageSource
+from patchslim.data import AnyImages, ImageSource, as_source
 from patchslim.errors import DataError
 from patchslim.hosts import answer_of, in_eval, like_weights, open_slim
 from patchslim.measure.paired import Paired, paired
@@ -54,17 +54,17 @@ class Ranks:
         return Accuracy(self.top(1), self.top(5), len(self.ranks), self.unlabelled, self.skipped, macs)
 
 
-def evaluate(model: nn.Module, images: ImageSource, batch_size: int = 64) -> Accuracy:
+def evaluate(model: nn.Module, images: AnyImages, batch_size: int = 64) -> Accuracy:
     """Measure a model in eval mode, on the device it is on. Unlabelled images are left out."""
-    (found,) = ranks_of([model], [images], batch_size)
+    (found,) = ranks_of([model], [as_source(images)], batch_size)
     return found.accuracy
 
 
 def evaluate_pair(
     first: nn.Module,
     second: nn.Module,
-    images: ImageSource,
-    second_images: ImageSource | None = None,
+    images: AnyImages,
+    second_images: AnyImages | None = None,
     batch_size: int = 64,
     progress: Progress = lambda more: None,
 ) -> tuple[Accuracy, Accuracy, Paired]:
@@ -72,7 +72,8 @@ def evaluate_pair(
 
     `second_images` are the same images as the second model wants them, where that is not how the first does.
     """
-    sources = [images, images if second_images is None else second_images]
+    source = as_source(images)
+    sources = [source, source if second_images is None else as_source(second_images)]
     one, two = ranks_of([first, second], sources, batch_size, progress)
     return one.accuracy, two.accuracy, paired(one.hits, two.hits)
 
@@ -158,7 +159,7 @@ def _ranks(logits: Tensor, labels: Tensor) -> Tensor:
     if int(labels.max()) >= logits.shape[1]:
         raise DataError(
             f"The images have a label {int(labels.max())}, but the model has only {logits.shape[1]} outputs; "
-            "use images of the classes the model was trained on."
+            "use images of the classes the model was trained on, or name the classes in its order with --classes."
         )
     label = labels[:, None].to(logits.device)
     right = logits.gather(1, label)

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from patchslim.cache import Cache
-from patchslim.data import ImageSource
+from patchslim.data import AnyImages, ImageSource, as_source
 from patchslim.data.views import seeded
 from patchslim.errors import BudgetError, MethodError, PlanError, RecoverError, RunError, UnsupportedModel
 from patchslim.events import Listener, silent
@@ -71,14 +71,14 @@ class CompareConfig:
 
 def compare(
     model: nn.Module,
-    images: ImageSource,
-    val: ImageSource,
+    images: AnyImages,
+    val: AnyImages,
     methods: Sequence[Any],
     ratios: Sequence[float],
     config: CompareConfig | None = None,
     *,
     only: Collection[tuple[str, float]] | None = None,
-    train: ImageSource | None = None,
+    train: AnyImages | None = None,
     folder: Path | None = None,
     resume: bool = False,
     listen: Listener = silent,
@@ -90,8 +90,10 @@ def compare(
     measure, by label and ratio, where not all are wanted. In a `folder` every finished cell is kept at once, and with
     `resume` those that are there are not measured again.
     """
-    config, train = config or CompareConfig(), train or images
+    config = config or CompareConfig()
     task = Task.of(model, images, seed=config.seed, batch_size=config.batch_size, progress=listen)
+    judge = as_source(val, task.info)
+    learn = task.images if train is None else as_source(train, task.info)
     about = {
         "model": task.info.name,
         "weights": weights_fingerprint(task.host.model),
@@ -100,14 +102,14 @@ def compare(
         "threads": torch.get_num_threads(),
         "settings": asdict(config) | {"speed": asdict(config.speed) | {"modes": list(config.speed.modes)}},
     }
-    for name, source in {"images": images, "val": val, "train": train}.items():
+    for name, source in {"images": task.images, "val": judge, "train": learn}.items():
         about[name] = {"count": len(source), "fingerprint": source.fingerprint}
     chosen = [make(method) if isinstance(method, str) else method for method in methods]
     named = {label(method): method for method in chosen}
     wanted = [(name, ratio) for name in named for ratio in sorted(set(ratios), reverse=True)]
     wanted = [cell for cell in wanted if only is None or cell in only]
     store, rows = Store(folder, about), dict[str, Row]()
-    comparison = _Comparison(task, val, train, config, store)
+    comparison = _Comparison(task, judge, learn, config, store)
     with store.opened(resume):
         base = comparison.base_row()
         # Method by method, so that what one learns for a ratio serves the next.

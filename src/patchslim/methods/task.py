@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from patchslim.cache import Cache
-from patchslim.data import ImageSource, as_source
+from patchslim.data import AnyImages, ImageSource, as_source
 from patchslim.errors import BudgetError, MethodError, PatchslimError, PlanError, first_words
 from patchslim.events import Listener, silent
 from patchslim.evidence.features import Features
@@ -53,10 +53,10 @@ class Task:
     budget: Budget | None = None  # the latest that was asked for
 
     @classmethod
-    def of(cls, model: nn.Module, images: ImageSource | Tensor, target: Target | None = None, **settings: Any) -> Self:
+    def of(cls, model: nn.Module, images: AnyImages, target: Target | None = None, **settings: Any) -> Self:
         """A task for a model, which is left as it was. Whatever its precision, what images say is found out in fp32."""
         host = open_host(copied(unwrapped(model)).eval().float().requires_grad_(False))
-        return cls(host, as_source(images), target or Target(), **settings)
+        return cls(host, as_source(images, host.info), target or Target(), **settings)
 
     def at(self, target: Target) -> Self:
         """The same task with another limit; everything found out so far serves it too."""

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from patchslim.data import Images, ImageSource, TrainingSource, as_source
+from patchslim.data import AnyImages, Images, TrainingSource, as_source
 from patchslim.data.transform import Style, Transform, training_transform_for, transform_for
 from patchslim.data.views import Order, mix
 from patchslim.errors import DataError
@@ -48,18 +48,12 @@ def split(source: TrainingSource, share: float, seed: int, batch_size: int, devi
     return Parts(training, held_out, batch_size, device)
 
 
-def training_source(images: ImageSource | Tensor, info: HostInfo) -> TrainingSource:
+def training_source(images: AnyImages, info: HostInfo) -> TrainingSource:
     """The images as something to train on, of the model's size."""
-    source = as_source(images)
+    source = as_source(images, info)
     if not isinstance(source, TrainingSource):
         raise DataError(
             f"A {type(images).__name__} can't be trained on; give a tensor (K, C, H, W) or what open_images returns."
-        )
-    if tuple(source.image_size) != tuple(info.image_size):
-        (height, width), (own_height, own_width) = source.image_size, info.image_size
-        raise DataError(
-            f"The images in {source.name} are {width}x{height} pixels, the model takes {own_width}x{own_height}; "
-            "open them with the model, or resize them."
         )
     return source
 
@@ -75,18 +69,9 @@ def labelled_part(source: TrainingSource, classes: int) -> TrainingSource:
     if most >= classes:
         raise DataError(
             f"{source.name} has a label {most}, but the model's head has {classes} classes; "
-            "use images of the classes the model was trained on."
+            "use images of the classes the model was trained on, or name the classes in its order with --classes."
         )
     return source if len(known) == len(source) else source.subset(known)
-
-
-def check_channels(parts: Parts, info: HostInfo) -> None:
-    """Raise DataError unless the images have the model's channels; tensors may have any."""
-    images, _ = next(parts.held_out_batches())
-    if images.shape[1] != info.channels:
-        raise DataError(
-            f"The images have {images.shape[1]} channels, the model takes {info.channels}; give images for this model."
-        )
 
 
 @dataclass(frozen=True)

@@ -11,14 +11,14 @@ from typing import Any, Generic, NamedTuple, TypeVar
 import torch
 from torch import Tensor, nn
 
-from patchslim.data import ImageSource
+from patchslim.data import AnyImages
 from patchslim.errors import RecoverError
 from patchslim.events import Listener, silent
 from patchslim.hosts.weights import check_weights, tensors_fingerprint, weights_fingerprint
 from patchslim.recover.blockwise import STAGE, Blockwise
 from patchslim.recover.checkpoint import FINISHED, Checkpoints, Progress
 from patchslim.recover.config import RecoverConfig
-from patchslim.recover.images import Parts, check_channels, labelled_part, split, training_source, views_for
+from patchslim.recover.images import Parts, labelled_part, split, training_source, views_for
 from patchslim.recover.learning import named, part
 from patchslim.recover.losses import Distillation, Supervised, measure, set_drop_path_
 from patchslim.recover.networks import open_student, open_teacher
@@ -38,7 +38,7 @@ class Recovered(NamedTuple, Generic[Made]):
 def finetune(
     slim: Made,
     teacher: nn.Module,
-    images: ImageSource | Tensor,
+    images: AnyImages,
     config: RecoverConfig | None = None,
     *,
     checkpoint: str | Path | None = None,
@@ -56,7 +56,7 @@ def finetune(
 def recover(
     slim: Made,
     teacher: nn.Module,
-    images: ImageSource | Tensor,
+    images: AnyImages,
     config: RecoverConfig | None = None,
     *,
     checkpoint: str | Path | None = None,
@@ -78,7 +78,7 @@ class Recovery:
         self,
         slim: nn.Module,
         teacher: nn.Module,
-        images: ImageSource | Tensor,
+        images: AnyImages,
         config: RecoverConfig,
         folder: Path | None,
         listen: Listener,
@@ -104,7 +104,6 @@ class Recovery:
         self.distillation = Distillation(self.teacher, plan if plan and plan.exact else None, config)
         settings = config.held_out, config.seed, config.batch_size, next(slim.parameters()).device
         self.parts = split(self.source, *settings)
-        check_channels(self.parts, info)
         self.labelled: Parts | None = None
         if config.supervised_epochs:
             self.labelled = split(labelled_part(self.source, info.classes), *settings)
