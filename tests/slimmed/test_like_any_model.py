@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from timm.models import create_feature_extractor
 from torch import Tensor, nn
 from torch.func import functional_call, stack_module_state, vmap
 
@@ -169,6 +170,16 @@ def test_several_models_at_once(step: str) -> None:
     both = vmap(lambda own, more: functional_call(models[0], (own, more), (images,)))(weights, buffers)
     for found, model in zip(both, models, strict=True):
         assert relative(found, model(images)) < 1e-5 or step != "slice"  # choices may differ in the last digit
+
+
+@pytest.mark.parametrize("step", ["keep", "slice", "cover", "merge"])
+@torch.no_grad()
+def test_features_by_timms_extractor(step: str) -> None:
+    """timm's way to name what is wanted of a model's graph. Whole blocks are taken as they are."""
+    slim, images = made(step), make_images()
+    found = create_feature_extractor(slim, ["norm", "head"])(images)
+    assert torch.equal(found["norm"], slim.forward_features(images))
+    assert torch.equal(found["head"], slim(images))
 
 
 def test_what_somebody_put_on_a_block_is_kept() -> None:

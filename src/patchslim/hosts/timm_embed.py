@@ -4,6 +4,7 @@ from typing import Any, NoReturn
 
 import torch.nn.functional as F
 from timm.layers import Format, PatchEmbed
+from timm.models import register_notrace_module
 from torch import Tensor, nn
 
 from patchslim.errors import PlanError
@@ -11,6 +12,7 @@ from patchslim.hosts.parts import copied, readable
 from patchslim.hosts.shells import recast
 
 
+@register_notrace_module  # graphs of torch.fx call it as it is
 class MatmulPatchEmbed(PatchEmbed):  # type: ignore[misc]
     """Stands in for a timm PatchEmbed whose patches do not overlap, with its settings and parts."""
 

@@ -87,7 +87,7 @@ def slim_blocks(host: Host, plan: SlimPlan, parts: Parts | None = None) -> list[
 def _runner(step: Any, info: Any, layer: int, entering: int, part: nn.Module | None) -> nn.Module:
     """What runs a step; drawing numbers for what is untrained leaves everybody else's random numbers alone."""
     if part is None:
-        with torch.random.fork_rng(devices=[]):
+        with torch.random.fork_rng(devices=[]), torch.device("cpu"):
             return step.module(info, layer, entering)  # type: ignore[no-any-return]
     with torch.device("meta"):
         runner = step.module(info, layer, entering)

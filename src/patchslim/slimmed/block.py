@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import Any, Self
 
 import torch
+from timm.models import register_notrace_module
 from torch import Tensor, nn
 
 from patchslim.errors import PlanError
@@ -24,7 +25,7 @@ class Places(nn.Module):
     def __init__(self, places: Sequence[int]) -> None:
         super().__init__()
         self.places = tuple(places)
-        self.register_buffer("index", torch.tensor(self.places), persistent=False)
+        self.register_buffer("index", torch.tensor(self.places, device="cpu"), persistent=False)
 
     def _apply(self, fn: Any, recurse: bool = True) -> Self:
         """Also where a model is made of nothing (`to_empty`) the order is known."""
@@ -72,6 +73,7 @@ class Entrance(nn.Module):
         return x if order is None else x.index_select(1, order)
 
 
+@register_notrace_module  # graphs of torch.fx call it as it is
 class SlimBlock(nn.Module):
     """Takes the place of a host block and holds its parts under their own names, beside the `step`."""
 
