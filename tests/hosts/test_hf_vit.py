@@ -11,6 +11,7 @@ from torch.utils.flop_counter import FlopCounterMode
 import patchslim as ps
 from hf_small import FEW, MADE, make_hf
 from patchslim.hosts import answer_of, open_host
+from patchslim.hosts.hf_parts import tower_of
 from patchslim.kernels.attention import plain
 from patchslim.recover.learning import by_layer
 from patchslim.slimmed import own_keys
@@ -137,6 +138,37 @@ def test_the_forward_signature_stays() -> None:
     for asked in ({"output_hidden_states": True}, {"output_attentions": True}, {"attention_mask": torch.zeros(2, 17)}):
         with pytest.raises(ps.PlanError, match="A slim model"):
             slim(images, **asked)
+
+
+@pytest.mark.parametrize("kind", list(MADE))
+@torch.no_grad()
+def test_what_a_config_asks_for_is_refused_as_a_keyword_is(kind: str) -> None:
+    model, images = make_hf(kind, "eager"), make_images(2)
+    slim: Any = ps.apply(model, plan_for(model, "drop")[0])
+    config = tower_of(slim).config
+    for wanted in ("output_hidden_states", "output_attentions"):
+        setattr(config, wanted, True)
+        with pytest.raises(ps.PlanError, match="no hidden states or attentions"):
+            slim(images)
+        slim(images, **{wanted: False})
+        setattr(tower_of(model).config, wanted, True)
+        with pytest.raises(ps.UnsupportedModel, match=r"switch output_hidden_states and .* off"):
+            ps.inspect(model)
+        setattr(config, wanted, False)
+        setattr(tower_of(model).config, wanted, False)
+    slim(images)
+
+
+@torch.no_grad()
+def test_tuples_are_given_where_the_config_says_so_and_not_taken() -> None:
+    model, images = make_hf("ViTModel"), make_images(2)
+    slim: Any = ps.apply(model, plan_for(model, "drop")[0])
+    pooled = slim(images).pooler_output
+    model.config.return_dict = slim.config.return_dict = False
+    assert torch.equal(slim(images)[1], pooled)
+    for asked in (lambda: answer_of(slim(images)), lambda: ps.inspect(model)):
+        with pytest.raises(ps.UnsupportedModel, match="return_dict to True"):
+            asked()
 
 
 @pytest.mark.parametrize(("kind", "way"), [("ViTForImageClassification", "merge"), ("SiglipVisionModel", "drop")])

@@ -166,7 +166,7 @@ def test_gradient_checkpointing_and_double_precision_work() -> None:
 def test_another_image_size_and_a_slim_model_are_refused() -> None:
     model = make_host(dynamic_img_size=True)
     slim = ps.apply(model, plan_from(model, PYRAMID))
-    with pytest.raises(ps.PlanError, match="17 tokens and got 26"):
+    with pytest.raises(ps.PlanError, match="32×32 pixels and got 40×40"):
         slim(make_images(1, 40))
     fixed = make_host()
     with pytest.raises(ps.PlanError, match="32×32 pixels and got 40×40"):

@@ -8,6 +8,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from patchslim.errors import PlanError
 from patchslim.hosts.block import BlockMath, BlockNames
 
 Readout = Literal["class", "class+distillation", "class+auxiliary", "class+mean", "mean", "attention-pool"]
@@ -84,6 +85,11 @@ class Host(ABC):
         self.at, self.math = blocks, BlockMath(names)
         self.info = self.described() if info is None else info
 
+    @property
+    @abstractmethod
+    def embedding(self) -> nn.Module:
+        """The module that is given the images."""
+
     @staticmethod
     @abstractmethod
     def classifiers_of(model: nn.Module) -> Sequence[nn.Module]:
@@ -123,6 +129,7 @@ class Host(ABC):
         others = nn.Sequential(*blocks) if isinstance(own, nn.Sequential) else nn.ModuleList(blocks)
         others.training = own.training  # the blocks have their own modes
         self.model.set_submodule(self.at, others)
+        self.embedding.register_forward_pre_hook(OneSize(*self.info.image_size))
         return self.model
 
     @property
@@ -164,6 +171,26 @@ class Host(ABC):
     def patch_logits(self, tokens: Tensor) -> Tensor:
         """What it says of every patch of the last block's output: (B, p + n, d) → (B, n, classes)."""
         raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class OneSize:
+    """Looks at what an embedding is given: a plan is for images of one size, and another may make as many patches."""
+
+    height: int
+    width: int
+
+    def __call__(self, module: nn.Module, given: tuple[Any, ...]) -> None:
+        """Images (B, C, H, W); PlanError where they are of another size."""
+        sizes = {"is set to": getattr(module, "img_size", None)}  # timm's models can be set to another size
+        if given and isinstance(given[0], Tensor):  # a graph may be traced with something else
+            sizes["got"] = given[0].shape[-2:]
+        for how, size in sizes.items():
+            if size is not None and tuple(size) != (self.height, self.width):
+                raise PlanError(
+                    f"This slim model takes images of {self.height}×{self.width} pixels and {how} {size[0]}×{size[1]}; "
+                    "a plan holds for one image size, so make another for this one."
+                )
 
 
 def weighted_mean(tokens: Tensor, weight: Tensor) -> Tensor:

@@ -117,6 +117,10 @@ class BlockMath:
         q, k, _ = projections.project(attn, self.normed(block, x), n)
         return attention_rows(q, k, projections.scale(attn))
 
+    def asked(self, block: nn.Module) -> dict[str, Any]:
+        """What is asked of every block where the call says nothing."""
+        return self.names.attention.asked(self._attn(block))
+
     def _attn(self, block: nn.Module) -> Any:
         return getattr(block, self.names.attn)
 

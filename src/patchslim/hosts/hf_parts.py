@@ -10,11 +10,17 @@ from torch import nn
 from patchslim.errors import UnsupportedModel
 from patchslim.hosts.base import Readout
 from patchslim.hosts.block import BlockNames
-from patchslim.hosts.projections import Projections
+from patchslim.hosts.projections import OF_BLOCKS, Projections
 
 LIBRARY = "transformers"
 OLDEST = "5.22"  # whose names these are
 SUPPORTED = "ViT, DeiT, DINOv2 (also with registers) and the vision towers of CLIP and SigLIP are supported"
+
+
+NAMELESS = (
+    "This model gives a plain tuple, and patchslim goes by the names of what it gives; "
+    "set its config's return_dict to True."
+)
 
 
 @dataclass(frozen=True)
@@ -109,17 +115,20 @@ def check_hf(model: Any) -> None:
     if type(model) is not hf_class(model) or name not in KINDS:
         raise UnsupportedModel(f"{name} of transformers can't be slimmed: it is another architecture; {SUPPORTED}.")
     try:
-        _check_parts(kind_of(model), tower_of(model))
+        tower = tower_of(model)
+        _check_parts(kind_of(model), tower)
     except AttributeError as error:
         raise UnsupportedModel(
             f"This {name} is not laid out as patchslim knows it ({error}); transformers {OLDEST} or newer is needed."
         ) from None
-    config: Any = model.config
-    if config.output_hidden_states or getattr(config, "output_attentions", False):
+    if any(getattr(tower.config, wanted, False) for wanted in OF_BLOCKS):
         raise UnsupportedModel(
             "This model's config asks for hidden states or attentions of every block, and those of a slim model are of "
             "fewer tokens; switch output_hidden_states and output_attentions off."
         )
+    configs: list[Any] = [model.config, tower.config]
+    if not all(config.return_dict for config in configs):
+        raise UnsupportedModel(NAMELESS)
 
 
 def _check_parts(kind: Kind, tower: Any) -> None:

@@ -6,9 +6,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from patchslim.errors import UnsupportedModel
 from patchslim.hosts.base import BlockShape, Host, HostInfo, weighted_mean
 from patchslim.hosts.hf_data import hf_data_settings
-from patchslim.hosts.hf_parts import check_hf, kind_of, tower_of
+from patchslim.hosts.hf_parts import NAMELESS, check_hf, kind_of, tower_of
+from patchslim.hosts.hf_save import saving_the_host_
 from patchslim.hosts.shells import host_parameters
 from patchslim.models.stem_vit import linear_macs
 
@@ -24,6 +26,11 @@ class HFViT(Host):
         self.norm, self.proj = (self.tower.get_submodule(name) for name in (self.family.norm, self.family.proj))
         blocks = f"{self.kind.tower}.{self.family.blocks}".removeprefix(".")
         super().__init__(model, blocks, self.family.names, info)
+
+    @property
+    def embedding(self) -> nn.Module:
+        """Patches, positions and what comes before them."""
+        return self.tower.embeddings
 
     @staticmethod
     def classifiers_of(model: nn.Module) -> Sequence[nn.Module]:
@@ -58,6 +65,10 @@ class HFViT(Host):
             head_macs=sum(map(linear_macs, heads)) + pool_macs,
             head_macs_per_token=per_token,
         )
+
+    def slimmed_(self, blocks: Sequence[nn.Module]) -> nn.Module:
+        """Put slim blocks in place of the model's own and return the model."""
+        return saving_the_host_(super().slimmed_(blocks))
 
     def embed(self, images: Tensor) -> Tensor:
         """Z_0: images (B, C, H, W) → (B, p + N, d)."""
@@ -96,6 +107,8 @@ def answer_of(output: Any) -> Tensor:
     """A model's answer: what timm's models return, and the same of the outputs of transformers' models."""
     if isinstance(output, Tensor):
         return output
+    if isinstance(output, tuple):
+        raise UnsupportedModel(NAMELESS)
     for name in ("logits", "image_embeds", "pooler_output"):
         if getattr(output, name, None) is not None:
             return getattr(output, name)

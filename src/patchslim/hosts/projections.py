@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from patchslim.hosts.parts import readable, through
 from patchslim.kernels.available import few_rows
 
+OF_BLOCKS = ("output_hidden_states", "output_attentions")  # what transformers may be asked of every block
 ONE_PRODUCT = 0.75  # share of queries from which one product gives them, keys and values, on a GPU; else two that fit
 
 
@@ -62,6 +63,10 @@ class Projections:
     def fused(self, attn: Any) -> bool:
         """Whether a library's fused kernel may mix."""
         return attn.config._attn_implementation != "eager"
+
+    def asked(self, attn: Any) -> dict[str, Any]:
+        """What the model's config asks of every block, unless the call says otherwise."""
+        return {wanted: getattr(attn.config, wanted, False) for wanted in OF_BLOCKS}
 
     def _split(self, attn: Any, projected: Tensor, axis: int) -> Tensor:
         """(B, n, H · d_h) or, with tokens along axis 0, (n, B, H · d_h) → (B, H, n, d_h), a view."""
@@ -118,6 +123,10 @@ class FusedQkv(Projections):
     def fused(self, attn: Any) -> bool:
         """Whether a library's fused kernel may mix."""
         return attn.fused_attn
+
+    def asked(self, attn: Any) -> dict[str, Any]:
+        """timm's models have no config."""
+        return {}
 
 
 def _rows(layer: Any, y: Tensor, rows: slice) -> Tensor:

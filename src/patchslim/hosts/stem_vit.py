@@ -17,6 +17,11 @@ from patchslim.models.stem_vit import linear_macs
 class StemHost(TimmViT):
     """A T2T-ViT or an LV-ViT seen as a patchslim host: stem and head are its own."""
 
+    @property
+    def embedding(self) -> nn.Module:
+        """What makes the patches."""
+        return self.model.stem
+
     @staticmethod
     def check(model: nn.Module) -> None:
         """Raise UnsupportedModel for a class that changes either, and for changed blocks."""

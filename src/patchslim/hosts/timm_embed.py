@@ -8,6 +8,7 @@ from timm.models import register_notrace_module
 from torch import Tensor, nn
 
 from patchslim.errors import PlanError
+from patchslim.hosts.base import OneSize
 from patchslim.hosts.parts import copied, readable
 from patchslim.hosts.shells import recast
 
@@ -36,12 +37,9 @@ class MatmulPatchEmbed(PatchEmbed):  # type: ignore[misc]
 
     def forward(self, images: Tensor) -> Tensor:
         """(B, C, H, W) → (B, N, d), patches row by row."""
-        batch, channels, *size = images.shape
-        if tuple(size) != tuple(self.img_size):
-            wanted = "×".join(str(side) for side in self.img_size)
-            raise PlanError(f"This slim model takes images of {wanted} pixels and got {size[0]}×{size[1]}.")
         if not readable(self.proj, nn.Conv2d):
             return super().forward(images)
+        batch, channels = images.shape[:2]
         (rows, columns), (height, width) = self.grid_size, self.patch_size
         images = images[:, :, : rows * height, : columns * width]  # a last part of a patch is left out, as timm does
         x = images.reshape(batch, channels, rows, height, columns, width).permute(0, 2, 4, 1, 3, 5)
@@ -65,7 +63,10 @@ def matmul_embed(embed: Any) -> nn.Module:
 
 def with_matmul_embed(model: nn.Module) -> nn.Module:
     """A copy of a host with the patch embedding of its slim models; where none is the same thing, with its own."""
-    return put_matmul_embed_(copied(model))
+    faster: Any = put_matmul_embed_(copied(model))
+    if isinstance(getattr(faster, "patch_embed", None), MatmulPatchEmbed):
+        faster.patch_embed.register_forward_pre_hook(OneSize(*faster.patch_embed.img_size))
+    return faster
 
 
 def put_matmul_embed_(model: Any) -> nn.Module:

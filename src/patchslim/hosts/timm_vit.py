@@ -58,6 +58,11 @@ class TimmViT(Host):
     def __init__(self, model: nn.Module, info: HostInfo | None = None) -> None:
         super().__init__(model, "blocks", BLOCK, info)
 
+    @property
+    def embedding(self) -> nn.Module:
+        """What makes the patches."""
+        return self.model.patch_embed
+
     @staticmethod
     def classifiers_of(model: nn.Module) -> Sequence[nn.Module]:
         """Those of the names that a model has."""

@@ -77,6 +77,10 @@ class Entrance(nn.Module):
 class SlimBlock(nn.Module):
     """Takes the place of a host block and holds its parts under their own names, beside the `step`."""
 
+    # What transformers sets on layers, before slimming or after it.
+    gradient_checkpointing = False
+    _gradient_checkpointing_func: Any
+
     def __init__(self, block: nn.Module, math: Any, step: nn.Module) -> None:
         super().__init__()
         self.host_shell = shell(block)
@@ -97,8 +101,10 @@ class SlimBlock(nn.Module):
 
     def forward(self, given: Tensor | State, mask: Tensor | None = None, **options: Any) -> Tensor | State:
         """Tokens (B, p + t, d) → (B, p + n, d); plain tensors where no token has merged."""
-        check_options({"mask": mask} | options)
-        return self.leave(self.run(self.enter(given)))
+        asked = {} if self.entrance is None else self.math.asked(self)
+        check_options(asked | {"mask": mask} | options)
+        state = self.enter(given)
+        return self.leave(self._run_twice(state) if self.gradient_checkpointing and self.training else self.run(state))
 
     def enter(self, given: Tensor | State, tracks: bool = False) -> State:
         """What the step takes."""
@@ -109,6 +115,12 @@ class SlimBlock(nn.Module):
     def run(self, state: State) -> State:
         """The step and the block."""
         return self.step(state, self)  # type: ignore[no-any-return]
+
+    def _run_twice(self, state: State) -> State:
+        """The same under gradient checkpointing, which looks for tensors in tuples only and knows no other state."""
+        kind: Any = type(state)
+        parts = self._gradient_checkpointing_func(lambda *own: tuple(self.run(kind(*own))), *state)
+        return kind(*parts)  # type: ignore[no-any-return]
 
     def leave(self, state: State) -> Tensor | State:
         """What the next block, or the head, is given."""

@@ -6,10 +6,11 @@ from typing import Any
 import torch
 
 from patchslim.errors import PlanError
+from patchslim.hosts.projections import OF_BLOCKS
 from patchslim.plan import SlimPlan
 
-OF_ALL_BLOCKS = ("output_hidden_states", "output_attentions")
-HARMLESS = ("return_dict",)
+# Of the whole model, or of its loss: transformers hands the layers whatever its models are given.
+HARMLESS = ("return_dict", "num_items_in_batch")
 # While a graph is traced transformers makes masks that hide nothing. They are nobody's and go unused.
 MASKS_OF_TRACES = ("mask", "attention_mask")
 
@@ -19,7 +20,7 @@ def check_options(options: Mapping[str, Any]) -> None:
     for name, value in options.items():
         if value is None or value is False or name in HARMLESS:
             continue
-        if name in OF_ALL_BLOCKS:
+        if name in OF_BLOCKS:
             raise PlanError(
                 "A slim model gives no hidden states or attentions of its blocks: they are of fewer tokens; "
                 "ask the host for them."
