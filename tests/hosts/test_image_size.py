@@ -45,7 +45,7 @@ def test_the_matrix_product_has_one_size_too() -> None:
 
 @torch.no_grad()
 def test_a_model_that_was_set_to_another_size() -> None:
-    model = make_host()
+    model = make_host(dynamic_img_size=True)
     slim: Any = ps.apply(model, plan_for(model, "drop")[0])
     slim.set_input_size(48)
     for size in (32, 48):

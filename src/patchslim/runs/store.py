@@ -139,8 +139,10 @@ def load_host(path: str | Path) -> nn.Module:
 def load(path: str | Path, device: str | torch.device = "cpu") -> nn.Module:
     """The slim model of a run folder, in eval mode."""
     steps = Path(path) / STEPS_WEIGHTS
-    host, plan = load_host(path), SlimPlan.load(Path(path) / PLAN)
-    return apply(host, plan, read_weights(steps) if steps.exists() else None).to(device)
+    with torch.device("cpu"):  # wherever else new tensors are made
+        host, plan = load_host(path), SlimPlan.load(Path(path) / PLAN)
+        slim = apply(host, plan, read_weights(steps) if steps.exists() else None)
+    return slim.to(device)
 
 
 def load_teacher(run: Path, given: Path | None = None) -> nn.Module:
