@@ -13,7 +13,7 @@ import torch
 import patchslim as ps
 from hf_small import MADE, make_hf
 from patchslim.errors import PatchslimWarning
-from patchslim.hosts import answer_of
+from patchslim.hosts import answer_of, as_host
 from small import make_images, plan_for
 
 
@@ -59,7 +59,8 @@ def test_copies_and_pickles_save_themselves(tmp_path: Path) -> None:
 
 def test_the_hosts_own_stays_as_it_is(tmp_path: Path) -> None:
     host = make_hf()
-    ps.apply(host, *plan_for(host, "merge"))
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        host.save_pretrained(tmp_path)
+    slim = ps.apply(host, *plan_for(host, "merge"))
+    for model in (host, as_host(slim)):
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            model.save_pretrained(tmp_path)  # type: ignore[operator]

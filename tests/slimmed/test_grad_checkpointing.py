@@ -1,6 +1,7 @@
 """Gradient checkpointing, as timm and transformers switch it on: blocks run twice, and gradients stay what they are."""
 
 import copy
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -65,6 +66,15 @@ def test_it_may_be_switched_on_before_and_off_again() -> None:
     slim.gradient_checkpointing_disable()
     assert not slim.is_gradient_checkpointing
     assert one_step(slim)[0] == 4
+
+
+def test_it_does_not_keep_a_model_from_being_saved(tmp_path: Path) -> None:
+    for host, switch in ((make_hf(), "gradient_checkpointing_enable"), (make_host(), "set_grad_checkpointing")):
+        slim: Any = ps.apply(host, *plan_for(host, "merge"))
+        getattr(slim, switch)()
+        ps.save(slim, tmp_path / type(host).__name__)
+        again: Any = ps.load(tmp_path / type(host).__name__)
+        assert torch.equal(answer_of(again(make_images(2))), answer_of(slim(make_images(2))))
 
 
 @torch.no_grad()

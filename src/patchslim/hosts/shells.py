@@ -12,6 +12,7 @@ from typing import Any
 from torch import nn
 
 PARTS = ("_modules", "_parameters", "_buffers")
+OF_SLIM_MODELS = ("plan", "save_pretrained")  # what they have beside their hosts' settings
 HOOKS = (  # those of calls, and what torch notes beside them
     *("_forward_hooks", "_forward_hooks_with_kwargs", "_forward_hooks_always_called"),
     *("_forward_pre_hooks", "_forward_pre_hooks_with_kwargs", "_backward_hooks", "_backward_pre_hooks"),
@@ -71,7 +72,8 @@ def as_host(model: nn.Module) -> nn.Module:
         elif hasattr(own, "host_embed"):
             others[name] = own.host_embed()
     host = replaced(model, others)
-    vars(host).pop("plan", None)
+    for own in OF_SLIM_MODELS:
+        vars(host).pop(own, None)
     return host
 
 

@@ -33,8 +33,10 @@ def apply(model: nn.Module, plan: SlimPlan, weights: Mapping[str, Tensor] | None
     _check_own(slim, plan, weights or {})
     if weights:
         load_part_(slim, weights)
-    if plan.weights:  # in the model's own precision they are other numbers
-        slim.plan = plan.with_(weights=fingerprint({name: slim.state_dict()[name] for name in frozen_keys(slim)}))
+    if plan.weights and weights:  # in the model's own precision they are other numbers
+        own = slim.state_dict()
+        frozen = {name: weights[name].to(own[name].dtype) for name in frozen_keys(slim)}
+        slim.plan = plan.with_(weights=fingerprint(frozen))
     return slim  # type: ignore[no-any-return]
 
 
