@@ -185,8 +185,15 @@ def test_a_slim_model_is_traced_whole(kind: str, way: str) -> None:
 @pytest.mark.parametrize(
     ("change", "told"),
     [
-        (lambda model: setattr(model.vit.layers[1].attention, "q_proj", nn.Identity()), "block 1 has a Identity"),
-        (lambda model: setattr(model.vit.layers[2], "layernorm_after", nn.Identity()), "plain LayerNorm"),
+        (
+            lambda model: setattr(model.vit.layers[1].attention, "q_proj", nn.Softmax(dim=1)),
+            "block 1 with torch.nn.modules.activation.Softmax in attention.q_proj: what it makes of a token depends",
+        ),
+        (lambda model: setattr(model.vit.layers[2].mlp, "activation_fn", nn.Softmax(dim=1)), "Softmax in mlp"),
+        (
+            lambda model: model.vit.layers[2].attention.register_forward_hook(print),
+            "block 2, whose attention has a hook .* hook attention.o_proj",
+        ),
         (lambda model: setattr(model.config, "output_hidden_states", True), "switch output_hidden_states"),
         (lambda model: delattr(model.vit.layers[0].attention, "scaling"), "transformers 5.22 or newer"),
     ],
@@ -196,6 +203,22 @@ def test_what_is_not_reproduced_is_refused(change: Any, told: str) -> None:
     change(model)
     with pytest.raises(ps.UnsupportedModel, match=told):
         ps.inspect(model)
+
+
+@pytest.mark.parametrize("kind", FEW)
+@torch.no_grad()
+def test_parts_of_others_are_taken_where_they_act_on_every_token(kind: str) -> None:
+    model, images = make_hf(kind), make_images(2)
+    wanted, macs = answer_of(model(images)), ps.count_macs(model)
+    model(images, output_hidden_states=True)  # transformers leaves hooks behind
+    host = open_host(model)
+    for block in host.blocks:
+        names = host.math.names
+        for name in (names.norm1, names.mlp, *(f"{names.attn}.{own}" for own in ("q_proj", names.attention.out))):
+            block.set_submodule(name, nn.Sequential(block.get_submodule(name)))
+    slim: Any = ps.apply(model, ps.full_plan(model))
+    assert relative(answer_of(slim(images)), wanted) <= 1e-5
+    assert ps.count_macs(model) == macs
 
 
 def test_layer_decay_is_refused() -> None:

@@ -77,6 +77,15 @@ def test_a_pruned_host_is_slimmed_as_it_is(library: str) -> None:
     assert relative(answered(ps.apply(host, plan, weights)), ps.masked_logits(host, plan, make_images())) <= 1e-5
 
 
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_a_quantised_host_is_slimmed_or_refused(library: str) -> None:
+    host = host_of(library)
+    quantised = weight_only(host)
+    assert relative(answered(slimmed(quantised)), answered(quantised)) <= 1e-5
+    with pytest.raises(ps.UnsupportedModel, match=r"quantized\.dynamic\..*Linear in .* slim the model first"):
+        slimmed(dynamic(host))
+
+
 @pytest.mark.parametrize("change", [dynamic, weight_only])
 @pytest.mark.parametrize("library", LIBRARIES)
 def test_quantised_layers_are_called(library: str, change: Callable[[nn.Module], nn.Module]) -> None:

@@ -52,7 +52,7 @@ def preparation(model: nn.Module, given: Mapping[str, Any] | None, img_size: int
     family, config = kind_of(model).family, tower_of(model).config
     usual = DEFAULTS[family.name]
     found, size = (usual, None) if given is None else _read(given, usual)
-    own = _pair(config.image_size)
+    own = pair(config.image_size)
     wanted = (img_size, img_size) if img_size is not None else size if family.any_size and size is not None else own
     if wanted != own and not family.any_size:
         raise UnsupportedModel(
@@ -98,17 +98,17 @@ def _resize(given: Mapping[str, Any], usual: Mapping[str, Any]) -> tuple[float, 
     shortest = size if crops and isinstance(size, int) else None  # as older configs say it
     if isinstance(size, Mapping):
         shortest = size.get("shortest_edge")
-    resized = _pair(size) if shortest is None else (int(shortest), int(shortest))
+    resized = pair(size) if shortest is None else (int(shortest), int(shortest))
     mode = "squash" if shortest is None else "center"
     if not crops:
         return 1.0, mode, resized
-    crop = _pair(given.get("crop_size") or resized)
+    crop = pair(given.get("crop_size") or resized)
     share = crop[0] / resized[0]
     # timm divides by the share and rounds down, which may fall one short.
     return (share if math.floor(crop[0] / share) == resized[0] else crop[0] / (resized[0] + 0.5)), mode, crop
 
 
-def _pair(size: Any) -> tuple[int, int]:
+def pair(size: Any) -> tuple[int, int]:
     """(height, width) of a number, a pair, or a mapping."""
     if isinstance(size, Mapping):
         return int(size["height"]), int(size["width"])

@@ -10,6 +10,7 @@ from torch import nn
 from patchslim.errors import UnsupportedModel
 from patchslim.hosts.base import Readout
 from patchslim.hosts.block import BlockNames
+from patchslim.hosts.parts import check_per_token
 from patchslim.hosts.projections import OF_BLOCKS, Projections
 
 LIBRARY = "transformers"
@@ -17,6 +18,8 @@ OLDEST = "5.22"  # whose names these are
 SUPPORTED = "ViT, DeiT, DINOv2 (also with registers) and the vision towers of CLIP and SigLIP are supported"
 
 
+# Parts that treat every token by itself; transformers' own do, and unknown ones are tried.
+PER_TOKEN = {nn.Linear, nn.LayerNorm, nn.Identity, nn.Dropout, nn.GELU, nn.SiLU, nn.ReLU, nn.Tanh, nn.Sigmoid}
 NAMELESS = (
     "This model gives a plain tuple, and patchslim goes by the names of what it gives; "
     "set its config's return_dict to True."
@@ -132,25 +135,43 @@ def check_hf(model: Any) -> None:
 
 
 def _check_parts(kind: Kind, tower: Any) -> None:
-    family, names = kind.family, kind.family.names
+    family = kind.family
     for index, block in enumerate(tower.get_submodule(family.blocks)):
-        if type(block).__name__ != family.layer:
-            raise _refuse(index, f"is a {type(block).__name__}", f"not a {family.layer}")
-        attn, own = getattr(block, names.attn), names.attention
-        for layer in (attn.q_proj, attn.k_proj, attn.v_proj, getattr(attn, own.out)):
-            if type(layer) is not nn.Linear:
-                raise _refuse(index, f"has a {type(layer).__name__} in its attention", "it has to be a plain Linear")
-        for setting in (own.heads, own.scale_name, own.dropout_name):
-            getattr(attn, setting)
-        for norm in (getattr(block, names.norm1), getattr(block, names.norm2)):
-            if type(norm) is not nn.LayerNorm:
-                raise _refuse(index, f"has a {type(norm).__name__}", "it has to be a plain LayerNorm")
+        _check_block(block, family, f"block {index}", tower.config.hidden_size)
     tower.get_submodule(family.norm)
-    if type(tower.get_submodule(family.proj)) is not nn.Conv2d:
-        raise UnsupportedModel("This model's patches are not made by a plain convolution, so it can't be slimmed.")
+    tower.get_submodule(family.proj)
     if kind.readout == "attention-pool" and not tower.use_head:
         raise UnsupportedModel("This SigLIP tower has no pooling head, so nothing says what is read of its patches.")
 
 
-def _refuse(index: int, what: str, reason: str) -> UnsupportedModel:
-    return UnsupportedModel(f"This model can't be slimmed because block {index} {what}: {reason}.")
+def _check_block(block: Any, family: Family, where: str, width: int) -> None:
+    if type(block).__name__ != family.layer:
+        raise _refuse(f"{where}, a {type(block).__name__}", f"it is no {family.layer}")
+    names = family.names
+    attn, own = getattr(block, names.attn), names.attention
+    if not all(map(_of_library, (type(attn), *attn._forward_hooks.values(), *attn._forward_pre_hooks.values()))):
+        raise _refuse(
+            f"{where}, whose attention has a hook or is a {type(attn).__name__}",
+            f"a slim block calls the parts of attention and never the whole; hook {names.attn}.{own.out}",
+        )
+    for setting in (own.scale_name, own.dropout_name):
+        getattr(attn, setting)
+    parts = [names.norm1, names.norm2, names.mlp, *(names.scales or ()), *(names.drops or ())]
+    parts += [f"{names.attn}.{layer}" for layer in ("q_proj", "k_proj", "v_proj")]
+    reads = dict.fromkeys(parts, width) | {f"{names.attn}.{own.out}": attention_width(attn, own.heads)}
+    check_per_token(block, reads, lambda part: type(part) in PER_TOKEN or _of_library(type(part)), where)
+
+
+def attention_width(attn: Any, heads: str) -> int:
+    """Channels of all heads together."""
+    return getattr(attn, heads) * attn.head_dim
+
+
+def _of_library(own: Any) -> bool:
+    """Whether a class or function is transformers' own: its layers act on every token by themselves, its attention
+    left aside, and its hooks only note what passes."""
+    return own.__module__.startswith(f"{LIBRARY}.")
+
+
+def _refuse(part: str, reason: str) -> UnsupportedModel:
+    return UnsupportedModel(f"This model can't be slimmed because of its {part}: {reason}.")

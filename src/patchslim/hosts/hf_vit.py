@@ -1,5 +1,6 @@
 """Models of transformers as hosts: ViT, DeiT, DINOv2 (with registers), CLIP's and SigLIP's vision towers."""
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -8,8 +9,8 @@ from torch import Tensor, nn
 
 from patchslim.errors import UnsupportedModel
 from patchslim.hosts.base import BlockShape, Host, HostInfo, weighted_mean
-from patchslim.hosts.hf_data import hf_data_settings
-from patchslim.hosts.hf_parts import NAMELESS, check_hf, kind_of, tower_of
+from patchslim.hosts.hf_data import hf_data_settings, pair
+from patchslim.hosts.hf_parts import NAMELESS, attention_width, check_hf, kind_of, tower_of
 from patchslim.hosts.hf_save import saving_the_host_
 from patchslim.hosts.shells import host_parameters
 from patchslim.models.stem_vit import linear_macs
@@ -42,7 +43,8 @@ class HFViT(Host):
         """The description of a host, or of the host a slim model was made from."""
         config, settings = self.tower.config, hf_data_settings(self.model)
         channels, height, width = settings["input_size"]
-        rows, columns = (side // patch for side, patch in zip((height, width), self.proj.kernel_size, strict=True))
+        patch = pair(config.patch_size)
+        rows, columns = height // patch[0], width // patch[1]
         pool_macs, per_token = _pool_macs(getattr(self.tower, "head", None))
         heads = self.classifiers
         linear = [layer for head in heads for layer in head.modules() if isinstance(layer, nn.Linear)]
@@ -60,11 +62,16 @@ class HFViT(Host):
             channels=channels,
             classes=linear[-1].out_features if linear else config.hidden_size,
             parameters=host_parameters(self.model, self.blocks),
-            blocks=tuple(_block_shape(block, self.family.names.attn) for block in self.blocks),
-            embed_macs=rows * columns * self.proj.weight.numel(),
+            blocks=tuple(self._shape(block) for block in self.blocks),
+            embed_macs=rows * columns * config.hidden_size * channels * math.prod(patch),
             head_macs=sum(map(linear_macs, heads)) + pool_macs,
             head_macs_per_token=per_token,
         )
+
+    def _shape(self, block: Any) -> BlockShape:
+        names = self.family.names
+        inner = attention_width(getattr(block, names.attn), names.attention.heads)
+        return BlockShape(self.tower.config.hidden_size, inner, linear_macs(block.mlp))
 
     def slimmed_(self, blocks: Sequence[nn.Module]) -> nn.Module:
         """Put slim blocks in place of the model's own and return the model."""
@@ -122,11 +129,6 @@ def _pooled(head: Any, x: Tensor, weight: Tensor | None) -> Tensor:
     bias = weight.log()[:, None, None, :].expand(-1, head.attention.num_heads, -1, -1).flatten(0, 1)  # (B · H, 1, n)
     read = head.attention(head.probe.expand(len(x), -1, -1), x, x, attn_mask=bias, need_weights=False)[0]
     return (read + head.mlp(head.layernorm(read)))[:, 0]
-
-
-def _block_shape(block: Any, attn: str) -> BlockShape:
-    q = getattr(block, attn).q_proj
-    return BlockShape(q.in_features, q.out_features, linear_macs(block.mlp))
 
 
 def _pool_macs(head: Any) -> tuple[int, int]:

@@ -1,13 +1,15 @@
 """What may be read of a model's parts and what has to be called: hooks, adapters, masks, quantisers act in calls."""
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 from timm.layers import DropPath
 from torch import Tensor, nn
+
+from patchslim.errors import UnsupportedModel
 
 TRIED, SOME = 6, [0, 2, 3]  # tokens that an unknown part is tried on: all of them, and a few
 
@@ -64,6 +66,23 @@ def acts_per_token(part: nn.Module, width: int) -> bool:
             return torch.allclose(every, some, rtol=1e-3, atol=1e-3 * float(every.abs().max()))
     except (RuntimeError, TypeError, ValueError, AttributeError, IndexError, NotImplementedError):
         return False
+
+
+def check_per_token(block: nn.Module, reads: Mapping[str, int], known: Callable[[nn.Module], bool], where: str) -> None:
+    """Raise UnsupportedModel unless each part of a block, that reads so many channels, acts on every token by itself.
+
+    Modules that nobody knows are tried.
+    """
+    for name, width in reads.items():
+        part = block.get_submodule(name)
+        unknown = next((own for own in part.modules() if not known(own)), None)
+        if unknown is not None and not acts_per_token(part, width):
+            kind = f"{type(unknown).__module__}.{type(unknown).__qualname__}"
+            why = "what it makes of a token depends on the others, or it can't be tried"
+            raise UnsupportedModel(
+                f"This model can't be slimmed because of its {where} with {kind} in {name}: {why}; "
+                "if it quantises, slim the model first."
+            )
 
 
 def like_weights(model: nn.Module, images: Tensor) -> Tensor:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from patchslim.errors import UnsupportedModel
 from patchslim.hosts.base import BlockShape, Host, HostInfo, Readout, weighted_mean
 from patchslim.hosts.block import BlockNames
-from patchslim.hosts.parts import acts_per_token, bare, like_weights
+from patchslim.hosts.parts import bare, check_per_token, like_weights
 from patchslim.hosts.projections import FusedQkv
 from patchslim.hosts.shells import host_parameters
 from patchslim.hosts.timm_embed import MatmulPatchEmbed, put_matmul_embed_
@@ -146,7 +146,7 @@ class TimmViT(Host):
     def slimmed_(self, blocks: Sequence[nn.Module]) -> nn.Module:
         """Put slim blocks and the faster patch embedding in place of the model's own and return the model."""
         put_matmul_embed_(self.model)
-        embed = getattr(self.model, "patch_embed", None)
+        embed = self.embedding
         if isinstance(embed, MatmulPatchEmbed):
             embed.tokens_leave = any(getattr(block, "fewer", False) for block in blocks)
         return super().slimmed_(blocks)
@@ -222,10 +222,4 @@ def _check_block(block: Any, where: str, width: int) -> None:
     inner, head = attn.attn_dim, attn.head_dim
     widths = {"attn.qkv": width, "attn.q_norm": head, "attn.k_norm": head, "attn.norm": inner, "attn.proj": inner}
     others = ("norm1", "attn.proj_drop", "ls1", "drop_path1", "norm2", "mlp", "ls2", "drop_path2")
-    for name, reads in (widths | dict.fromkeys(others, width)).items():
-        part = block.get_submodule(name)
-        if not (all(type(own) in PER_TOKEN for own in part.modules()) or acts_per_token(part, reads)):
-            unknown = next(own for own in part.modules() if type(own) not in PER_TOKEN)
-            kind = f"{type(unknown).__module__}.{type(unknown).__qualname__}"
-            why = "what it makes of a token depends on the others, or it can't be tried"
-            raise _refuse(f"{where} with {kind} in {name}", f"{why}; if it quantises, slim the model first")
+    check_per_token(block, widths | dict.fromkeys(others, width), lambda own: type(own) in PER_TOKEN, where)
