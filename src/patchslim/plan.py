@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, SerializeAsAny, ValidationError, model_validator
 
 from patchslim.errors import PlanError
-from patchslim.files import read_json, write_text
+from patchslim.files import explain, read_json, write_text
 from patchslim.hosts.base import PATCH_READOUTS, HostInfo
 from patchslim.steps import Step, read_step
 from patchslim.steps.carry import Carry
@@ -34,9 +34,9 @@ class HostShape(BaseModel):
 
     name: str
     depth: int = Field(ge=1, le=4096)
-    width: int = Field(ge=1)
-    heads: int = Field(ge=1)
-    prefix_tokens: int = Field(ge=0)
+    width: int = Field(ge=1, le=2**20)
+    heads: int = Field(ge=1, le=2**20)
+    prefix_tokens: int = Field(ge=0, le=2**20)
     patches: int = Field(ge=1, le=2**20)
     grid: list[int] = Field(min_length=2, max_length=2)
     readout: str
@@ -199,16 +199,6 @@ class SlimPlan(BaseModel):
             return cls.model_validate(data)
         except ValidationError as error:
             raise PlanError(f"{path} is not a valid plan: {explain(error)}.") from None
-
-
-def explain(error: ValidationError) -> str:
-    """The first complaint of a pydantic error as one phrase."""
-    first = error.errors()[0]
-    where = ".".join(str(part) for part in first["loc"])
-    if first["type"] == "extra_forbidden":
-        return f"unknown key {where!r}"
-    what = first["msg"].removeprefix("Value error, ")
-    return f"{where}: {what}" if where else what
 
 
 def make_plan(info: HostInfo, steps: Sequence[Step], order: Sequence[int] | None = None, **fields: Any) -> SlimPlan:

@@ -4,10 +4,12 @@ file beside `timm_vit.py` and its like."""
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from pydantic import ValidationError
 from torch import nn
 
 import patchslim.hosts.digits_vit  # noqa: F401  (registers itself with timm)
-from patchslim.errors import RunError, UnsupportedModel
+from patchslim.errors import RunError, UnsupportedModel, first_words
+from patchslim.files import explain
 from patchslim.hosts.base import BlockShape, Host, HostInfo
 from patchslim.hosts.block import Incoming
 from patchslim.hosts.hf_data import hf_data_settings
@@ -17,6 +19,7 @@ from patchslim.hosts.hf_vit import HFViT, answer_of
 from patchslim.hosts.parts import copied, in_eval, like_weights, unwrapped
 from patchslim.hosts.projections import split_qkv_
 from patchslim.hosts.shells import as_host, is_slim_block, shell, whole
+from patchslim.hosts.spec import HFSpec, TimmSpec
 from patchslim.hosts.stem_vit import StemHost
 from patchslim.hosts.timm_embed import with_matmul_embed
 from patchslim.hosts.timm_spec import describe, rebuild
@@ -92,13 +95,16 @@ def _seen(model: nn.Module) -> Host:
     return open_slim(model) if any(map(is_slim_block, model.modules())) else open_host(model)
 
 
-def rebuild_host(spec: Mapping[str, Any]) -> nn.Module:
-    """The host of a run folder, with fresh weights."""
+def rebuild_host(spec: Mapping[str, Any], most_blocks: int | None = None) -> nn.Module:
+    """The host of a run folder, with fresh weights; RunError for a damaged description, and for one of more blocks."""
     try:
-        return rebuild_hf(spec) if spec.get("library") == LIBRARY else rebuild(spec)
+        schema, build = (HFSpec, rebuild_hf) if spec.get("library") == LIBRARY else (TimmSpec, rebuild)
+        depth = schema.model_validate(spec).depth
+        if most_blocks is not None and depth > most_blocks:
+            raise ValueError(f"{depth} blocks have more weights than there are")
+        return build(spec)
     except UnsupportedModel:
         raise
     except Exception as error:  # a damaged description can make timm fail in any way
-        raise RunError(
-            f"The run's config.json does not describe a model this patchslim can build: {error!r}."
-        ) from None
+        why = explain(error) if isinstance(error, ValidationError) else first_words(error)
+        raise RunError(f"The run's config.json does not describe a model this patchslim can build: {why}.") from None

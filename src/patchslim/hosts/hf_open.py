@@ -1,6 +1,7 @@
 """Opening a model of Hugging Face: a folder, a name on the hub, or the settings of a run. Weights come from safetensors
 only, code from nowhere: the class is one of those patchslim knows, whatever a config asks for."""
 
+import json
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, suppress
 from importlib import import_module
@@ -8,7 +9,6 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import nn
 
 from patchslim.errors import CheckpointError, UnsupportedModel
@@ -16,8 +16,9 @@ from patchslim.files import read_json
 from patchslim.hosts.hf_data import PREPROCESSOR, hf_data_settings, preparation, read_preprocessor
 from patchslim.hosts.hf_parts import KINDS, LIBRARY, OPENED_AS, SUPPORTED, tower_of
 from patchslim.hosts.shells import as_host
-from patchslim.hosts.timm_spec import listed, set_data_settings_
-from patchslim.hosts.weights import check_weights, shapes_of
+from patchslim.hosts.spec import HFSpec
+from patchslim.hosts.timm_spec import listed, prove, set_data_settings_
+from patchslim.hosts.weights import check_weights
 from patchslim.packages import told
 
 ON_HUB = "hf:"  # how a name on the hub begins
@@ -122,17 +123,14 @@ def describe_hf(model: Any) -> dict[str, Any]:
         "kwargs": {"add_pooling_layer": False} if hasattr(model, "pooler") and model.pooler is None else {},
         "pretrained_cfg": listed(hf_data_settings(model)),
     }
-    with torch.device("meta"):
-        again = rebuild_hf(spec)
-    if shapes_of(again.state_dict()) != shapes_of(model.state_dict()):
-        raise UnsupportedModel(
-            f"This {type(model).__name__} has parts that its config does not describe, so it can't be saved as a run."
-        )
+    spec = json.loads(json.dumps(spec))  # as a run gives it back
+    prove(model, spec, rebuild_hf, "its config does not describe")
     return spec
 
 
 def rebuild_hf(spec: Mapping[str, Any]) -> Any:
     """A model of these settings with fresh weights (on torch's current default device)."""
+    HFSpec.model_validate(spec)
     if spec["class"] not in KINDS:
         raise KeyError(spec["class"])
     cls = getattr(library(), spec["class"])

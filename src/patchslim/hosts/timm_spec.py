@@ -1,17 +1,21 @@
 """A model of timm's blocks as JSON-able settings, and back: so that a run folder needs no pickle and no name."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
 import torch
+from pydantic import ValidationError
 from timm.layers import GluMlp, SwiGLU, get_act_layer
 from torch import nn
 
 from patchslim.errors import UnsupportedModel
+from patchslim.files import explain
+from patchslim.hosts.alike import difference
 from patchslim.hosts.shells import as_host
+from patchslim.hosts.spec import TimmSpec
 from patchslim.hosts.timm_vit import MLPS, MODELS, NORMS
-from patchslim.hosts.weights import shapes_of
+from patchslim.hosts.weights import cast_, slots_of
 from patchslim.models import LVViT, ResidualScale, StemViT, T2TViT
 
 CLASSES: dict[str, Any] = {cls.__name__: cls for cls in (*MODELS, T2TViT, LVViT)}
@@ -20,25 +24,30 @@ MLP_CLASSES = {cls.__name__: cls for cls in MLPS}
 ACTIVATIONS: dict[str, Any] = {"torch.GELU": nn.GELU} | {
     name: get_act_layer(name) for name in ("gelu", "gelu_tanh", "quick_gelu", "silu", "relu", "tanh")
 }
-UNTOLD = ("training", "grad_checkpointing", "weight_init_mode", "fix_init", "distilled_training")  # not of the network
 
 
 def describe(model: Any) -> dict[str, Any]:
     """The constructor settings of a host, also of a slim model's: read off its parts, proved by building it again."""
     model = as_host(model)
     spec = {"class": type(model).__name__, "kwargs": _kwargs(model), "pretrained_cfg": data_settings(model)}
-    with torch.device("meta"):
-        again = rebuild(spec)
-    if _seen(again) != _seen(model):
-        raise UnsupportedModel(
-            f"This {type(model).__name__} has parts that its constructor's settings don't describe, "
-            f"so it can't be saved as a run; make it with timm.create_model or {type(model).__name__}(...)."
-        )
+    prove(model, spec, rebuild, "its constructor's settings don't describe")
     return spec
+
+
+def prove(model: nn.Module, spec: Mapping[str, Any], build: Callable[[Any], nn.Module], why: str) -> None:
+    """Raise UnsupportedModel unless building a host from its description gives the same parts."""
+    try:
+        with torch.device("meta"):
+            found = difference(model, cast_(build(spec), slots_of(model.state_dict())))
+    except ValidationError as error:
+        found = explain(error)
+    if found is not None:
+        raise UnsupportedModel(f"This {type(model).__name__} has parts that {why} ({found}), so it can't be saved.")
 
 
 def rebuild(spec: Mapping[str, Any]) -> nn.Module:
     """A model of these settings with fresh weights (on torch's current default device)."""
+    TimmSpec.model_validate(spec)
     cls, kwargs = CLASSES[spec["class"]], dict(spec["kwargs"])
     if not issubclass(cls, StemViT):
         kwargs["norm_layer"] = _layer(NORMS, kwargs["norm_layer"])
@@ -69,13 +78,6 @@ def data_settings(model: nn.Module) -> dict[str, Any]:
 def listed(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Settings as JSON gives them back: lists where there are tuples."""
     return {name: list(value) if isinstance(value, tuple) else value for name, value in settings.items()}
-
-
-def _seen(model: nn.Module) -> tuple[Any, ...]:
-    """All that tells two models apart but the numbers of their weights; `repr` does not show every setting."""
-    public = {name: own for name, own in vars(model).items() if not name.startswith("_") and name not in UNTOLD}
-    plain = {name: own for name, own in public.items() if isinstance(own, (bool, int, str))}
-    return repr(model), plain, shapes_of(model.state_dict()), _kwargs(model)
 
 
 def _kwargs(model: Any) -> dict[str, Any]:

@@ -3,35 +3,75 @@
 import hashlib
 from collections.abc import Mapping
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save
 from torch import Tensor, nn
 
 from patchslim.errors import CheckpointError
-from patchslim.files import replacing
+from patchslim.files import opened, write_bytes
 
 PICKLE_STARTS = (b"PK\x03\x04", b"\x80")  # torch.save's zip, and a bare pickle
+# The numbers that weights may have, as safetensors names them.
+DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+DTYPES |= {"I64": torch.int64, "I32": torch.int32, "I16": torch.int16, "I8": torch.int8, "U8": torch.uint8}
+DTYPES |= {"BOOL": torch.bool}
+
+
+class Slot(NamedTuple):
+    """What a tensor is, less its numbers."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+
+Slots = Mapping[str, Slot]
 
 
 def read_weights(path: Path) -> dict[str, Tensor]:
     """The tensors of a safetensors file; CheckpointError when it is something else."""
-    if is_pickle(path):
-        raise CheckpointError(
-            f"{path} is a pickle, which can run code when it is read; convert it with "
-            "safetensors.torch.save_file(state_dict, 'model.safetensors') and give that file."
-        )
+    refuse_pickle(path)
     try:
         return load_file(path)
     except (OSError, SafetensorError, ValueError) as error:
         raise CheckpointError(f"{path} is not a readable safetensors file: {error}.") from None
 
 
+def slots_in(path: Path) -> dict[str, Slot]:
+    """What the tensors of a safetensors file are, by its header: no number is read."""
+    refuse_pickle(path)
+    try:
+        with safe_open(path, framework="pt") as file:
+            found = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118  (it is no dict)
+            kinds = {name: (tuple(own.get_shape()), str(own.get_dtype())) for name, own in found.items()}
+    except (OSError, SafetensorError, ValueError) as error:
+        raise CheckpointError(f"{path} is not a readable safetensors file: {error}.") from None
+    for name, (_, kind) in kinds.items():
+        if kind not in DTYPES:
+            raise CheckpointError(f"{path} has numbers of the kind {kind} in {name}, which no weights here have.")
+    return {name: Slot(shape, DTYPES[kind]) for name, (shape, kind) in kinds.items()}
+
+
+def slots_of(weights: Mapping[str, Tensor]) -> dict[str, Slot]:
+    """The same of tensors in memory."""
+    return {name: Slot(tuple(tensor.shape), tensor.dtype) for name, tensor in weights.items()}
+
+
+def refuse_pickle(path: Path) -> None:
+    """Raise CheckpointError for a pickle, and where there is no file."""
+    if is_pickle(path):
+        raise CheckpointError(
+            f"{path} is a pickle, which can run code when it is read; convert it with "
+            "safetensors.torch.save_file(state_dict, 'model.safetensors') and give that file."
+        )
+
+
 def is_pickle(path: Path) -> bool:
     """Whether a file begins as what torch.save writes does; CheckpointError when there is none."""
     try:
-        with path.open("rb") as file:
+        with opened(path) as file:
             start = file.read(9)
     except FileNotFoundError:
         raise CheckpointError(f"There is no checkpoint at {path}.") from None
@@ -43,9 +83,12 @@ def is_pickle(path: Path) -> bool:
 
 def write_weights(path: Path, weights: Mapping[str, Tensor]) -> None:
     """Write a safetensors file whole or not at all; OSError when it can't be written."""
-    data = save({name: tensor.detach().cpu().contiguous() for name, tensor in weights.items()})
-    with replacing(path) as temporary:
-        temporary.write_bytes(data)
+    write_bytes(path, weights_bytes(weights))
+
+
+def weights_bytes(weights: Mapping[str, Tensor]) -> bytes:
+    """A safetensors file."""
+    return save({name: tensor.detach().cpu().contiguous() for name, tensor in weights.items()})
 
 
 def check_weights(model: nn.Module, weights: Mapping[str, Tensor], source: str, partial: bool = False) -> None:
@@ -59,11 +102,20 @@ def check_weights(model: nn.Module, weights: Mapping[str, Tensor], source: str, 
     for name, tensor in weights.items():
         if own[name].is_floating_point() != tensor.is_floating_point():
             raise CheckpointError(f"{source} has {tensor.dtype} numbers in {name}; weights are floating-point numbers.")
-        if tensor.is_floating_point() and not bool(torch.isfinite(tensor.float()).all()):
-            raise CheckpointError(f"{source} has NaN or infinite numbers in {name}; it can't be used.")
+    name = not_finite(weights)
+    if name is not None:
+        raise CheckpointError(f"{source} has NaN or infinite numbers in {name}; it can't be used.")
 
 
-def misfit(model: nn.Module, weights: Mapping[str, Tensor], partial: bool = False) -> str | None:
+def not_finite(weights: Mapping[str, Tensor]) -> str | None:
+    """The first tensor with a NaN or an infinite number in it; None where all are finite."""
+    for name, tensor in weights.items():
+        if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
+            return name
+    return None
+
+
+def misfit(model: nn.Module, weights: Mapping[str, Tensor] | Slots, partial: bool = False) -> str | None:
     """What keeps weights from fitting a model by name and shape, in words; None when nothing does."""
     own = model.state_dict()
     missing = [] if partial else [name for name in own if name not in weights]
@@ -76,6 +128,17 @@ def misfit(model: nn.Module, weights: Mapping[str, Tensor], partial: bool = Fals
         if tensor.shape != own[name].shape:
             return f"{name} has shape {tuple(tensor.shape)} where the model has {tuple(own[name].shape)}"
     return None
+
+
+def cast_(model: nn.Module, slots: Slots) -> nn.Module:
+    """Give a model's tensors the precision that those of the same names have; returns the model."""
+    kinds = {slot.dtype for slot in slots.values() if slot.dtype.is_floating_point}
+    if len(kinds) == 1:
+        return model.to(kinds.pop())  # also what is no part of its weights
+    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+        if name in slots and slots[name].dtype.is_floating_point and tensor.is_floating_point():
+            tensor.data = tensor.data.to(slots[name].dtype)
+    return model
 
 
 def shapes_of(weights: Mapping[str, Tensor]) -> dict[str, tuple[int, ...]]:

@@ -15,6 +15,8 @@ from patchslim.kernels.attention import Mix
 from patchslim.steps.reference import Choice, Seen
 from patchslim.steps.tokens import Tokens
 
+WIDEST = 2**12  # layers of what a step learns; a plan that asks for wider ones is damaged
+
 
 class Work(NamedTuple):
     """What one block computes: numbers of tokens, prefix included, and the MACs of choosing and merging."""

@@ -14,7 +14,7 @@ from patchslim.hosts import HostInfo, Incoming
 from patchslim.hosts.parts import bare
 from patchslim.kernels.match import LEARNT_FLOOR, learnt_weight, match_lighter, pairs_by_distance, unrounded
 from patchslim.kernels.merge import merge
-from patchslim.steps.base import Choosing, Reducing, averaging_macs, class_attention_macs, register_step
+from patchslim.steps.base import WIDEST, Choosing, Reducing, averaging_macs, class_attention_macs, register_step
 from patchslim.steps.reference import Choice, Seen, join_pairs, lighter_half
 from patchslim.steps.tokens import Tokens, merged_tokens, pick
 
@@ -27,7 +27,7 @@ class Merge(Choosing):
 
     pairs: ClassVar[bool] = True
     kind: Literal["merge"] = "merge"
-    channels: int = Field(ge=1)  # of the distance
+    channels: int = Field(ge=1, le=WIDEST)  # of the distance
     drop: bool = False
 
     @property

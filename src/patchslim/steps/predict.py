@@ -9,7 +9,7 @@ from torch import Tensor
 from patchslim.hosts import HostInfo, Incoming
 from patchslim.kernels.match import TINY, pairs_by_keys, unit_keys
 from patchslim.kernels.merge import merge
-from patchslim.steps.base import Choosing, Reducing, averaging_macs, class_attention_macs, register_step
+from patchslim.steps.base import WIDEST, Choosing, Reducing, averaging_macs, class_attention_macs, register_step
 from patchslim.steps.reference import Choice, Seen, join_pairs
 from patchslim.steps.selector import SelectorKind, make_selector, selector_macs, told
 from patchslim.steps.tokens import Tokens, merged_tokens, pick
@@ -22,7 +22,7 @@ class Predict(Choosing):
     kind: Literal["predict"] = "predict"
     merge: bool = False
     selector: SelectorKind = "mlp"
-    hidden: int = Field(default=0, ge=0)  # width of G's hidden layer, where there is one
+    hidden: int = Field(default=0, ge=0, le=WIDEST)  # width of G's hidden layer, where there is one
 
     @property
     def pairs(self) -> bool:

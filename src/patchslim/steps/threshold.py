@@ -7,7 +7,7 @@ from pydantic import Field
 from torch import Tensor
 
 from patchslim.hosts import HostInfo, Incoming
-from patchslim.steps.base import Choosing, Reducing, register_step
+from patchslim.steps.base import WIDEST, Choosing, Reducing, register_step
 from patchslim.steps.packed import Packed, grid
 from patchslim.steps.reference import Choice, Seen
 from patchslim.steps.selector import SelectorKind, make_selector, selector_macs, told
@@ -25,7 +25,7 @@ class Threshold(Choosing):
     above: float | None = Field(default=None, allow_inf_nan=False)
     least: int = Field(default=1, ge=1)
     selector: SelectorKind = "mlp"
-    hidden: int = Field(default=0, ge=0)
+    hidden: int = Field(default=0, ge=0, le=WIDEST)
 
     def bounds(self, least: int, most: int) -> tuple[int, int]:
         """An image may keep all it has, unless only the best are asked for."""
