@@ -18,14 +18,14 @@ from patchslim.cli.opening import open_model
 from patchslim.cli.terminal import console, show_search
 from patchslim.data import open_images
 from patchslim.errors import RunError
-from patchslim.files import read_json, write_json
+from patchslim.files import read_json
 from patchslim.folder import STARTED
 from patchslim.hosts import HostInfo, inspect
 from patchslim.measure import evaluate
 from patchslim.methods import DEFAULT, PLAINEST, Task, make
 from patchslim.report import draw_kept, draw_sources
 from patchslim.runs.make import check_runs_folder, make_runs
-from patchslim.runs.store import CONFIG, METRICS, SEARCH, load
+from patchslim.runs.store import CONFIG, SEARCH, load, put_metrics
 from patchslim.search import Target
 from patchslim.slimmed import plan_of, sources
 from patchslim.timing import time_side_by_side
@@ -118,7 +118,7 @@ def measure(host: nn.Module, runs: Sequence[Run]) -> None:
             "speedup": base.median / timing.median,
             "ideal_speedup": run.metrics["host_macs"] / run.metrics["macs"],
         }
-        write_json(run.folder / METRICS, run.metrics)
+        put_metrics(run.folder, run.metrics)
 
 
 def draw(host: nn.Module, merged: Run, plain: Run) -> None:

@@ -9,7 +9,7 @@ from pydantic import ValidationError
 from timm.layers import GluMlp, SwiGLU, get_act_layer
 from torch import nn
 
-from patchslim.errors import UnsupportedModel
+from patchslim.errors import UnsupportedModel, first_words
 from patchslim.files import explain
 from patchslim.hosts.alike import difference
 from patchslim.hosts.shells import as_host
@@ -29,7 +29,14 @@ ACTIVATIONS: dict[str, Any] = {"torch.GELU": nn.GELU} | {
 def describe(model: Any) -> dict[str, Any]:
     """The constructor settings of a host, also of a slim model's: read off its parts, proved by building it again."""
     model = as_host(model)
-    spec = {"class": type(model).__name__, "kwargs": _kwargs(model), "pretrained_cfg": data_settings(model)}
+    try:
+        kwargs = _kwargs(model)
+    except (AttributeError, IndexError, TypeError) as error:  # a part of another kind, that lacks what its like has
+        raise UnsupportedModel(
+            f"This {type(model).__name__} has parts that its constructor's settings don't describe "
+            f"({first_words(error)}), so it can't be saved."
+        ) from None
+    spec = {"class": type(model).__name__, "kwargs": kwargs, "pretrained_cfg": data_settings(model)}
     prove(model, spec, rebuild, "its constructor's settings don't describe")
     return spec
 

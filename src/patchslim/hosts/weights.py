@@ -88,16 +88,17 @@ def write_weights(path: Path, weights: Mapping[str, Tensor]) -> None:
 
 def weights_bytes(weights: Mapping[str, Tensor]) -> bytes:
     """A safetensors file."""
-    return save({name: tensor.detach().cpu().contiguous() for name, tensor in weights.items()})
+    return save({name: _alone(tensor.detach().cpu().contiguous()) for name, tensor in weights.items()})
+
+
+def _alone(tensor: Tensor) -> Tensor:
+    """The tensor, or a copy where it is a part of a larger one: a file holds what it shows and no more."""
+    return tensor if tensor.untyped_storage().nbytes() == tensor.nbytes else tensor.clone()
 
 
 def check_weights(model: nn.Module, weights: Mapping[str, Tensor], source: str, partial: bool = False) -> None:
     """Raise CheckpointError unless names and shapes are the model's and every number is finite."""
-    wrong = misfit(model, weights, partial)
-    if wrong is not None:
-        raise CheckpointError(
-            f"{source} does not fit {type(model).__name__}: {wrong}; is it for another model or image size?"
-        )
+    check_fit(model, weights, source, partial)
     own = model.state_dict()
     for name, tensor in weights.items():
         if own[name].is_floating_point() != tensor.is_floating_point():
@@ -105,6 +106,17 @@ def check_weights(model: nn.Module, weights: Mapping[str, Tensor], source: str, 
     name = not_finite(weights)
     if name is not None:
         raise CheckpointError(f"{source} has NaN or infinite numbers in {name}; it can't be used.")
+
+
+def check_fit(
+    model: nn.Module, weights: Mapping[str, Tensor] | Slots, source: str, partial: bool = False
+) -> None:
+    """Raise CheckpointError unless names and shapes are the model's."""
+    wrong = misfit(model, weights, partial)
+    if wrong is not None:
+        raise CheckpointError(
+            f"{source} does not fit {type(model).__name__}: {wrong}; is it for another model or image size?"
+        )
 
 
 def not_finite(weights: Mapping[str, Tensor]) -> str | None:

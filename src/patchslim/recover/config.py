@@ -15,6 +15,7 @@ _FROM_ZERO = (
     *("epochs", "block_epochs", "supervised_epochs", "weight_decay", "mixup", "cutmix", "seed"),
     *("feature_weight", "patch_weight", "distill_weight", "token_weight", "cache_gib", "pictures_gib"),
 )
+_BOUNDS = ("cache_gib", "pictures_gib")
 _FROM_ONE = ("batch_size", "block_batch_size", "block_images", "patience")
 
 
@@ -94,3 +95,7 @@ class RecoverConfig:
     def as_dict(self) -> dict[str, Any]:
         """The settings as JSON-able values."""
         return asdict(self)
+
+    def decisive(self) -> dict[str, Any]:
+        """The settings that the result depends on: all but the bounds on memory."""
+        return {name: value for name, value in asdict(self).items() if name not in _BOUNDS}

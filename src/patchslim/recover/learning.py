@@ -118,8 +118,11 @@ class TrainState:
         if self.average is not None:
             self.average.module.load_state_dict(part(tensors, "average"))
         state: dict[int, dict[str, Tensor]] = {}
+        shapes = [parameter.shape for group in self.optimizer.param_groups for parameter in group["params"]]
         for name, tensor in part(tensors, "optimizer").items():
             index, field = name.split(".", 1)
+            if tensor.ndim and tensor.shape != shapes[int(index)]:  # a number counts steps
+                raise ValueError(f"{name} is of another parameter")
             state.setdefault(int(index), {})[field] = tensor
         fresh = self.optimizer.state_dict()
         self.optimizer.load_state_dict({"state": state, "param_groups": fresh["param_groups"]})

@@ -92,7 +92,7 @@ class Recovery:
         self.checkpoints = Checkpoints(
             folder,
             {
-                "settings": config.as_dict(),
+                "settings": config.decisive(),
                 "images": {"count": len(self.source), "fingerprint": self.source.fingerprint},
                 # The plan also speaks for what its steps chose by.
                 "plan": None if plan is None else hashlib.sha256(plan.to_json().encode()).hexdigest()[:16],
@@ -122,6 +122,8 @@ class Recovery:
                     "the weights of the model or of the teacher are broken."
                 )
         else:
+            if progress.stage not in (*stages, FINISHED):
+                raise self.checkpoints.damaged()
             weights = part(progress.tensors, "model")
             check_weights(self.student.model, weights, "The recovery's checkpoint")
             self.student.model.load_state_dict(weights)
@@ -183,7 +185,7 @@ class Recovery:
         if progress.numbers is not None:
             try:
                 training.state.restore_(progress.numbers, progress.tensors)
-            except (KeyError, RuntimeError, TypeError, ValueError):
+            except (AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueError):
                 raise self.checkpoints.damaged() from None
         return training.run_(save=lambda state: self._keep(progress, state.numbers(), state.tensors()))
 

@@ -15,11 +15,10 @@ from patchslim.errors import RunError
 from patchslim.files import read_json, write_json
 from patchslim.folder import check_folder, check_started, working
 from patchslim.hosts import inspect
-from patchslim.hosts.weights import write_weights
 from patchslim.macs import count_macs, host_macs
 from patchslim.methods import Task, fit
 from patchslim.plan import SPEED, SlimPlan
-from patchslim.runs.store import CONFIG, HOST_WEIGHTS, METRICS, PLAN, SEARCH, holds_run, load, write_run
+from patchslim.runs.store import CONFIG, METRICS, PLAN, SEARCH, holds_run, load, write_run
 from patchslim.slimmed import apply, own_keys
 
 SWEEP = "sweep.json"  # the runs of a finished sweep, and their metrics
@@ -85,10 +84,8 @@ def _make(task: Task, method: Any, folder: Path, started: Mapping[str, Any]) -> 
     slim = apply(network, found.plan, found.weights)
     known = {"peak_memory_gib": round(peak_memory_gib(), 2), "seconds": seconds, "skipped_images": task.images.skipped}
     metrics = measure_plan(network, found.plan) | known
-    if set(found.weights) - own_keys(slim):  # tuned: a later recovery needs the original network as its teacher
-        folder.mkdir(parents=True, exist_ok=True)
-        write_weights(folder / HOST_WEIGHTS, network.state_dict())
-    write_run(slim, folder, started, metrics)
+    tuned = set(found.weights) - own_keys(slim)  # a later recovery needs the original network as its teacher
+    write_run(slim, folder, started, metrics, teacher=network if tuned else None)
     return metrics
 
 

@@ -12,11 +12,24 @@ from torch import nn
 from patchslim.data import ImageSource
 from patchslim.errors import RunError
 from patchslim.events import Listener, silent
-from patchslim.files import check_same, read_json, write_json
-from patchslim.folder import LOCK, LOG, SOURCE, alone, working
+from patchslim.files import check_same, digest, is_as, read_sealed, replacing, write_sealed
+from patchslim.folder import LOCK, LOG, SOURCE, STARTED, alone, working
 from patchslim.recover import RecoverConfig, recover
 from patchslim.recover.checkpoint import STATE
-from patchslim.runs.store import FILES, METRICS, PLAN, RECOVERY, holds_run, load, load_teacher, put_result, read_config
+from patchslim.runs.manifest import MANIFEST
+from patchslim.runs.store import (
+    FILES,
+    METRICS,
+    PLAN,
+    RECOVERY,
+    check_run,
+    holds_run,
+    load,
+    load_teacher,
+    put_result,
+    read_config,
+    read_metrics,
+)
 
 VAL = "val.json"
 Judge = Callable[[nn.Module], dict[str, Any]]
@@ -51,7 +64,7 @@ class Request:
 def check_request(request: Request) -> None:
     """Raise RunError unless the run can be recovered as asked."""
     read_config(request.run)
-    read_json(request.run / METRICS, RunError, "run's metrics")  # before any work: the report goes there
+    read_metrics(request.run)  # before any work: the report goes there
     folder = request.folder
     if request.resume and request.again:
         raise RunError("--resume goes on with a recovery, --again starts over; give one of them.")
@@ -61,7 +74,7 @@ def check_request(request: Request) -> None:
         return
     if request.interrupted:
         raise RunError(f"{folder} has an interrupted recovery; go on with --resume, or start over with --again.")
-    if RECOVERY in read_config(folder):
+    if read_config(folder).get(RECOVERY, {}).get("changed", False):
         raise RunError(f"{folder} is recovered already; recover it further with --again.")
 
 
@@ -71,12 +84,16 @@ def _check_copy(request: Request) -> None:
         raise RunError(f"{folder} is no folder; choose another with --out.")
     if not folder.exists() or not any(folder.iterdir()):
         return
+    if request.copies and (folder / RECOVERY / STARTED).exists():  # killed while the copy was made
+        if not request.resume:
+            raise RunError(f"{folder} has an interrupted recovery; go on with --resume.")
+        return
     if request.copies:
         what = "an unfinished run" if holds_run(folder) else "something else than a run"
         raise RunError(f"{folder} holds {what}; choose another folder with --out.")
     if not (request.resume or request.again):
         raise RunError(f"{folder} already holds a run; go on with --resume, or choose another folder with --out.")
-    if (folder / PLAN).read_bytes() != (request.run / PLAN).read_bytes():
+    if not is_as(folder / PLAN, digest(request.run / PLAN)):
         raise RunError(f"{folder} holds another run than {request.run}; choose another folder with --out.")
 
 
@@ -90,12 +107,12 @@ def recover_run(
 ) -> dict[str, Any]:
     """Recover a run and put the result in its place, or into a copy; returns the report.
 
-    The run's files are replaced one by one at the end, each at once, so that it can be loaded at any time. `judge`
-    measures the model before and after, if given.
+    The run's files are replaced together at the end, so that it can be loaded at any time. `judge` measures the model
+    before and after, if given.
     """
     check_request(request)
     images = {"count": len(source), "fingerprint": source.fingerprint}
-    started = {"settings": config.as_dict(), "images": images}
+    started = {"settings": config.decisive(), "images": images}
     done = _finished(request, started)
     if done is not None:
         return done
@@ -108,16 +125,17 @@ def recover_run(
                 if path.name != LOCK:
                     path.unlink()
     # The plan goes last into a copy: a folder with a plan is a whole run.
-    begun, files = (memory / STATE).exists, (*FILES, LOG, PLAN) if fresh else ()
+    begun, files = (memory / STATE).exists, (*FILES, LOG, MANIFEST, PLAN) if fresh else ()
     with working(folder, RECOVERY, started, begun, listen, files=files, advice="start over with --again") as told:
         for name in files:
             if (request.run / name).exists():
-                shutil.copyfile(request.run / name, folder / name)
+                with replacing(folder / name) as draft:
+                    shutil.copyfile(request.run / name, draft)
         before = None
         if judge is not None:
             if not (memory / VAL).exists():  # asked only once, however often it is interrupted
-                write_json(memory / VAL, judge(slim))
-            before = read_json(memory / VAL, RunError, "recovery's first measurement")
+                write_sealed(memory / VAL, judge(slim))
+            before = read_sealed(memory / VAL, RunError, "recovery's first measurement")
         found = recover(slim, teacher, source, config, checkpoint=memory, listen=told)
         report = {"settings": config.as_dict()} | found.report
         if judge is not None:
@@ -131,11 +149,14 @@ def _finished(request: Request, started: Mapping[str, Any]) -> dict[str, Any] | 
     folder = request.folder
     if request.copies or not request.resume or request.interrupted:
         return None
+    check_run(folder)
     known = read_config(folder).get(RECOVERY)
-    if not isinstance(known, dict):
+    if known is None:
         return None
+    if not known["changed"] and any(known.get(name) != value for name, value in started.items()):
+        return None  # it learnt nothing, so there is nothing to go on with and nothing to start over
     check_same(known, started, f"The recovery of {folder}", "start over with --again")
-    report = read_json(folder / METRICS, RunError, "run's metrics").get(RECOVERY)
+    report = read_metrics(folder).get(RECOVERY)
     if not isinstance(report, dict):
-        raise RunError(f"{folder / METRICS} is damaged; the model itself is whole and can be loaded.")
+        raise RunError(f"{folder / METRICS} has no report of the recovery; start over with --again.")
     return report

@@ -2,32 +2,46 @@
 
 import platform
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import timm
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from patchslim.data.transform import transform_for
-from patchslim.errors import CheckpointError, RunError, UnsupportedModel
-from patchslim.files import read_json, write_json
-from patchslim.hosts import rebuild_host, spec_of
+from patchslim.errors import CheckpointError, DataError, RunError
+from patchslim.files import checked, json_text, locked, read_json
+from patchslim.hosts import rebuild_host
 from patchslim.hosts.checkpoint import put_checkpoint_, read_checkpoint
 from patchslim.hosts.hf_open import is_hf_folder
-from patchslim.hosts.weights import load_weights_, read_weights, weights_fingerprint, write_weights
+from patchslim.hosts.weights import (
+    cast_,
+    check_weights,
+    load_weights_,
+    read_weights,
+    slots_in,
+    slots_of,
+    weights_bytes,
+    weights_fingerprint,
+)
 from patchslim.plan import HOST, SlimPlan
+from patchslim.runs.manifest import MANIFEST, Manifest, check_files, put_files, read_manifest, seal_files, states
+from patchslim.runs.paper import check_steps, described, on_paper
+from patchslim.runs.schemas import FORMAT, RUN_VERSION, Config, Metrics
 from patchslim.slimmed import apply, is_slim, own_keys
+from patchslim.slimmed.assemble import fingerprint
 from patchslim.version import __version__
 
 CONFIG, PLAN, WEIGHTS, METRICS = "config.json", "plan.json", "model.safetensors", "metrics.json"
 STEPS_WEIGHTS = "steps.safetensors"  # what the steps own, such as distances: not the host's, so not in its file
 HOST_WEIGHTS = "host.safetensors"  # the original network's, once those of the run are others: the teacher
-# What a run is made of, less its plan, which is written last.
+# What a run is made of, less its plan, which is written last; and what no run is without.
 FILES = (WEIGHTS, STEPS_WEIGHTS, HOST_WEIGHTS, CONFIG, METRICS)
+NEEDED = (CONFIG, PLAN, WEIGHTS, METRICS)
 SEARCH = "search"  # a search's memory; gone once the run is whole
 RECOVERY = "recovery"  # a recovery's memory; gone once its result is in the run
-RUN_VERSION = 2
 
 
 def versions() -> dict[str, str]:
@@ -52,7 +66,7 @@ def save(
     config: Mapping[str, Any] | None = None,
     metrics: Mapping[str, Any] | None = None,
 ) -> None:
-    """Write a run folder for a slim model; RunError if the folder holds another run."""
+    """Write a run folder for a slim model; RunError if the folder holds another run, or no run can hold the model."""
     folder = Path(path)
     if not is_slim(slim):
         raise RunError("Only a slim model can be saved as a run; make one with patchslim.apply or patchslim.slim.")
@@ -61,22 +75,36 @@ def save(
     write_run(slim, folder, config or {}, metrics or {})
 
 
-def write_run(slim: Any, folder: Path, config: Mapping[str, Any], metrics: Mapping[str, Any]) -> None:
-    """Write all files of a run, the plan last: a folder with a plan is a whole run."""
+def write_run(
+    slim: nn.Module,
+    folder: Path,
+    config: Mapping[str, Any],
+    metrics: Mapping[str, Any],
+    teacher: nn.Module | None = None,
+) -> None:
+    """Write all files of a run, the plan last: a folder with a plan is a whole run.
+
+    `teacher` is the network it was made from, where its weights are others by now. Nothing is written unless `load`
+    will give the same model.
+    """
+    weights = slim.state_dict()
+    spec, plan = described(slim, weights)
+    head = {"format": FORMAT, "version": RUN_VERSION, "host": spec, "versions": versions()}
+    checked(Metrics, dict(metrics), RunError, "What is known of this model")
+    texts = {CONFIG: dict(config) | head, METRICS: dict(metrics)}
     try:
-        spec = spec_of(slim)
-    except UnsupportedModel:
-        raise RunError(
-            "This model has parts that its constructor's settings don't describe, so it can't be saved as a run; "
-            "keep its plan (plan.save) and its state dict instead."
-        ) from None
+        contents = {name: json_text(data).encode() for name, data in texts.items()}
+    except (TypeError, ValueError) as error:
+        raise RunError(f"What is to be kept beside the model can't be written as JSON: {error}.") from None
+    contents |= _tensors(slim, weights) | {PLAN: plan.to_json().encode()}
+    if teacher is not None:
+        contents[HOST_WEIGHTS] = weights_bytes(teacher.state_dict())
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        _write_weights(slim, folder)
-        head = {"format": "patchslim run", "version": RUN_VERSION, "host": spec}
-        write_json(folder / CONFIG, head | {"versions": versions()} | dict(config))
-        write_json(folder / METRICS, metrics)
-        slim.plan.save(folder / PLAN)
+        for name in FILES:
+            if name not in contents:
+                (folder / name).unlink(missing_ok=True)  # of a run that was never finished
+        put_files(folder, contents, fingerprint(weights), PLAN)
     except OSError as error:
         raise RunError(f"The run can't be written to {folder}: {error.strerror or error}.") from None
 
@@ -84,26 +112,46 @@ def write_run(slim: Any, folder: Path, config: Mapping[str, Any], metrics: Mappi
 def put_result(
     folder: Path, slim: nn.Module, teacher: nn.Module, report: Mapping[str, Any], started: Mapping[str, Any]
 ) -> None:
-    """A recovery's result in the run's place. If this is interrupted, the recovery's own folder still has it."""
-    if not (folder / HOST_WEIGHTS).exists():
-        write_weights(folder / HOST_WEIGHTS, teacher.state_dict())
-    _write_weights(slim, folder)
-    metrics = read_json(folder / METRICS, RunError, "run's metrics")
-    write_json(folder / METRICS, metrics | {RECOVERY: dict(report)})
-    config = read_json(folder / CONFIG, RunError, "run's config")
-    write_json(folder / CONFIG, config | {RECOVERY: dict(started) | {"versions": versions()}})
+    """A recovery's result in the run's place, all of it or nothing. The recovery's own folder has it until then."""
+    metrics = read_json(folder / METRICS, RunError, "run's metrics") | {RECOVERY: dict(report)}
+    mark = dict(started) | {"changed": bool(report["changed"]), "versions": versions()}
+    config = read_json(folder / CONFIG, RunError, "run's config") | {RECOVERY: mark}
+    contents = {name: json_text(data).encode() for name, data in {METRICS: metrics, CONFIG: config}.items()}
+    weights = slim.state_dict()
+    if report["changed"]:
+        contents |= _tensors(slim, weights)
+        if not (folder / HOST_WEIGHTS).exists():
+            contents[HOST_WEIGHTS] = weights_bytes(teacher.state_dict())
+    put_files(folder, contents, fingerprint(weights), PLAN)
 
 
-def _write_weights(slim: nn.Module, folder: Path) -> None:
-    """What steps own is written first: the host's weights tell a resumed recovery what it went on from."""
-    weights, own = slim.state_dict(), own_keys(slim)
+def put_metrics(folder: Path, metrics: Mapping[str, Any]) -> None:
+    """Other metrics in a run's place."""
+    put_files(folder, {METRICS: json_text(metrics).encode()}, read_manifest(folder).weights, PLAN)
+
+
+def _tensors(slim: nn.Module, weights: Mapping[str, Tensor]) -> dict[str, bytes]:
+    """The files of weights: the host's, and what the steps own, if they own anything."""
+    own = own_keys(slim)
+    files = {WEIGHTS: {name: tensor for name, tensor in weights.items() if name not in own}}
     if own:
-        write_weights(folder / STEPS_WEIGHTS, {name: weights[name] for name in sorted(own)})
-    write_weights(folder / WEIGHTS, {name: tensor for name, tensor in weights.items() if name not in own})
+        files[STEPS_WEIGHTS] = {name: weights[name] for name in sorted(own)}
+    return {name: weights_bytes(tensors) for name, tensors in files.items()}
 
 
 def read_config(folder: Path) -> dict[str, Any]:
-    """A run's config.json, of a version this patchslim reads."""
+    """A run's config.json, of a version this patchslim reads. Whether its files have changed is not looked at."""
+    find_run(folder)
+    config = read_json(folder / CONFIG, RunError, "run's config")
+    if config.get("format") != FORMAT:
+        raise RunError(f"{folder / CONFIG} does not belong to a patchslim run.")
+    _check_version(folder, config)
+    checked(Config, config, RunError, f"The run's config {folder / CONFIG}")
+    return config
+
+
+def find_run(folder: Path) -> None:
+    """Raise RunError unless there is a finished run in a folder."""
     if not folder.is_dir():
         raise RunError(f"There is no run folder at {folder}.")
     if is_hf_folder(folder):
@@ -112,37 +160,72 @@ def read_config(folder: Path) -> dict[str, Any]:
         raise RunError(f"{folder} holds no run: it has no {CONFIG}; give a run folder.")
     if not (folder / PLAN).exists():
         raise RunError(f"The run in {folder} is not finished; go on with `patchslim slim … --out {folder} --resume`.")
-    config = read_json(folder / CONFIG, RunError, "run's config")
-    if config.get("format") != "patchslim run":
-        raise RunError(f"{folder / CONFIG} does not belong to a patchslim run.")
+
+
+def _check_version(folder: Path, config: Mapping[str, Any]) -> None:
     version = config.get("version")
     if version != RUN_VERSION:
         newer = isinstance(version, int) and version > RUN_VERSION
         what = "upgrade patchslim" if newer else "slim the model again"
         raise RunError(f"{folder} is a run of version {version}, this patchslim reads {RUN_VERSION}; {what}.")
-    return config
+
+
+def read_metrics(folder: Path) -> dict[str, Any]:
+    """A run's metrics."""
+    metrics = read_json(folder / METRICS, RunError, "run's metrics")
+    checked(Metrics, metrics, RunError, f"The run's metrics {folder / METRICS}")
+    return metrics
+
+
+def check_run(folder: Path) -> Manifest:
+    """The manifest of a run whose files are all as they were written; RunError names one that is not.
+
+    Everything that reads a run calls this first.
+    """
+    find_run(folder)
+    if not (folder / MANIFEST).exists():
+        read_config(folder)  # runs of an older version had none
+    return check_files(folder, NEEDED, (*FILES, PLAN))
 
 
 def load_host(path: str | Path) -> nn.Module:
     """The unslimmed host of a run, with the run's weights, in eval mode."""
-    folder = Path(path)
-    config = read_config(folder)
-    host = rebuild_host(config.get("host", {}))
-    try:
-        transform_for(host)
-    except Exception as error:
-        raise RunError(f"The run's {CONFIG} does not describe how images are prepared: {error!r}.") from None
-    load_weights_(host, folder / WEIGHTS)
-    return host.eval()
+    check_run(Path(path))
+    return read_host(Path(path))[0]
 
 
 def load(path: str | Path, device: str | torch.device = "cpu") -> nn.Module:
     """The slim model of a run folder, in eval mode."""
-    steps = Path(path) / STEPS_WEIGHTS
+    check_run(Path(path))
     with torch.device("cpu"):  # wherever else new tensors are made
-        host, plan = load_host(path), SlimPlan.load(Path(path) / PLAN)
-        slim = apply(host, plan, read_weights(steps) if steps.exists() else None)
+        slim = read_slim(Path(path))
     return slim.to(device)
+
+
+def read_slim(folder: Path) -> nn.Module:
+    """The slim model of a run's files, whether or not they are as they were written."""
+    host, plan = read_host(folder)
+    steps = folder / STEPS_WEIGHTS
+    return apply(host, plan, read_weights(steps) if steps.exists() else None)
+
+
+def read_host(folder: Path) -> tuple[nn.Module, SlimPlan]:
+    """The host of a run's files and the plan, after all of it was seen to go together on paper."""
+    config, plan = read_config(folder), SlimPlan.load(folder / PLAN)
+    weights, steps = folder / WEIGHTS, folder / STEPS_WEIGHTS
+    slots = slots_in(weights)
+    paper = on_paper(config["host"], plan, slots, str(weights))
+    if steps.exists():
+        check_steps(paper, slots_in(steps), str(steps))
+    host = cast_(rebuild_host(config["host"]), slots)
+    try:
+        transform_for(host)
+    except DataError:  # no picture has its channels; tensors have
+        pass
+    except Exception as error:
+        raise RunError(f"The run's {CONFIG} does not describe how images are prepared: {error!r}.") from None
+    load_weights_(host, weights)
+    return host.eval(), plan
 
 
 def load_teacher(run: Path, given: Path | None = None) -> nn.Module:
@@ -150,13 +233,15 @@ def load_teacher(run: Path, given: Path | None = None) -> nn.Module:
 
     RunError when the run has only other weights by now; CheckpointError when the file's are another network's.
     """
-    host, kept = load_host(run), run / HOST_WEIGHTS
+    check_run(run)
+    host, plan = read_host(run)
     # The plan, or the command that made the run, says which weights it was made from.
-    wanted = SlimPlan.load(run / PLAN).provenance.get(HOST) or read_config(run).get("weights")
+    wanted, kept = plan.provenance.get(HOST) or read_config(run).get("weights"), run / HOST_WEIGHTS
     if given is not None:
-        put_checkpoint_(host, read_checkpoint(given), str(given))
+        weights = read_checkpoint(given)
+        put_checkpoint_(cast_(host, slots_of(weights)), weights, str(given))
     elif kept.exists():
-        load_weights_(host, kept)
+        load_weights_(cast_(host, slots_in(kept)), kept)
     same = weights_fingerprint(host) == wanted
     if not (same or given or kept.exists()):
         raise RunError(
@@ -167,3 +252,18 @@ def load_teacher(run: Path, given: Path | None = None) -> nn.Module:
         path = given or kept
         raise CheckpointError(f"{path} does not hold the weights that {run} was made from; give those with --teacher.")
     return host
+
+
+def seal(folder: Path) -> list[str]:
+    """Take a run's files as they are now, after seeing that they make a model; the names of the files."""
+    find_run(folder)
+    with locked(folder / PLAN):
+        with suppress(RunError):
+            states(folder, read_manifest(folder), ())  # completes what was cut short
+        weights, kept = read_slim(folder).state_dict(), folder / HOST_WEIGHTS
+        if kept.exists():
+            check_weights(read_host(folder)[0], read_weights(kept), str(kept))
+        read_metrics(folder)
+        names = [name for name in (*FILES, PLAN) if (folder / name).exists()]
+        seal_files(folder, names, fingerprint(weights))
+    return names
