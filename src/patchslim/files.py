@@ -12,8 +12,9 @@ import stat
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from io import BufferedReader
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from patchslim.errors import PatchslimError, RunError
 
@@ -33,7 +34,7 @@ class Digest:
     sha256: str
 
 
-def opened(path: Path) -> BinaryIO:
+def opened(path: Path) -> BufferedReader:
     """Open a plain file for reading; OSError, before a byte is read, where there is a pipe, a device or a folder."""
     if not stat.S_ISREG(path.stat().st_mode):
         raise OSError(errno.EINVAL, "it is no plain file", str(path))
@@ -78,13 +79,20 @@ def remove_leftovers(path: Path) -> None:
 def locked(path: Path) -> Iterator[None]:
     """Keep other processes that ask for it waiting, while a plain file's lock is held; nothing where locks are not."""
     with opened(path) as file:
+        _lock(file, "LOCK_EX")
         try:
-            import fcntl
+            yield
+        finally:
+            _lock(file, "LOCK_UN")  # a process that was forked meanwhile has the file open too
 
-            fcntl.flock(file, fcntl.LOCK_EX)
-        except (ImportError, OSError):  # this system, or the file's, has no such locks
-            pass
-        yield
+
+def _lock(file: BufferedReader, how: str) -> None:
+    try:
+        import fcntl
+
+        fcntl.flock(file, getattr(fcntl, how))
+    except (ImportError, OSError):  # this system, or the file's, has no such locks
+        pass
 
 
 def write_bytes(path: Path, data: bytes) -> None:

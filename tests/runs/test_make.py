@@ -17,6 +17,7 @@ from patchslim.methods import Task
 from patchslim.runs.make import check_runs_folder, make_runs, run_name
 from patchslim.search import Target
 from power import Interrupted, interrupt_after
+from sealing import resealed
 from small import make_host, make_images
 
 RATIOS = [0.8, 0.6]
@@ -31,7 +32,7 @@ METHODS = {
     "ps": ps.methods.PS(step=4, tune_epochs=1),
     "tome": ps.methods.ToMe(),
 }
-FILES = {"config.json", "log.jsonl", "metrics.json", "model.safetensors", "plan.json"}
+FILES = {"config.json", "log.jsonl", "manifest.json", "metrics.json", "model.safetensors", "plan.json"}
 OWN = {"merge": {"steps.safetensors"}, "predict": {"steps.safetensors"}, "threshold": {"steps.safetensors"}}
 Made = dict[Path, dict[str, Any]]
 
@@ -148,7 +149,8 @@ def test_a_finished_run_is_read_and_checked(tmp_path: Path) -> None:
     with pytest.raises(ps.RunError, match=r"other model \(small, now large\)"):
         go(tmp_path, METHODS["tome"], [0.6], started=STARTED | {"model": "large"})
     (tmp_path / "metrics.json").write_text('{"seconds": "long"}')
-    with pytest.raises(ps.RunError, match=r"metrics\.json is damaged; the model itself is whole"):
+    resealed(tmp_path)
+    with pytest.raises(ps.RunError, match=r"metrics\.json is not valid: seconds: Input should be a valid number"):
         go(tmp_path, METHODS["tome"], [0.6])
 
 

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,8 @@ RATE = 1e-3
 CONFIG = RecoverConfig(2, 1, batch_size=8, learning_rate=RATE, block_learning_rate=RATE, vector_factor=3.0)
 IMAGES = tensor_images(make_images(24))
 CPU = torch.device("cpu")
-FILES = {"config.json", "host.safetensors", "log.jsonl", "metrics.json", "model.safetensors", "plan.json"}
+ALWAYS = {"config.json", "log.jsonl", "manifest.json", "metrics.json", "model.safetensors", "plan.json"}
+FILES = ALWAYS | {"host.safetensors"}
 
 
 TUNED, UNTUNED = (ps.methods.PS(step=4, tune_epochs=epochs) for epochs in (1, 0))
@@ -71,7 +73,8 @@ def test_in_place(tmp_path: Path) -> None:
     assert metrics["recovery"] == report
     assert metrics["macs_ratio"] < 0.51
     assert config["recovery"]["images"] == {"count": 24, "fingerprint": IMAGES.fingerprint}
-    assert config["recovery"]["settings"] == CONFIG.as_dict()
+    assert config["recovery"]["settings"] == CONFIG.decisive()
+    assert report["settings"] == CONFIG.as_dict()
     assert not same(ps.load(run), before)
     assert same(load_teacher(run), model)
     assert report["after"]["loss"] < report["before"]["loss"]
@@ -105,8 +108,9 @@ def test_what_steps_own_goes_with_the_run(method: Any, learns: bool, tmp_path: P
     run, out = tmp_path / "run", tmp_path / "out"
     model = slim_run(run, method, 0.7)
     before, expected = load_file(run / "steps.safetensors"), ps.finetune(ps.load(run), model, IMAGES, CONFIG)
-    go(run, out=out)
-    assert {path.name for path in out.iterdir()} - {"log.jsonl"} == FILES - {"log.jsonl"} | {"steps.safetensors"}
+    report = go(run, out=out)
+    names = (FILES if report["changed"] else ALWAYS) | {"steps.safetensors"}
+    assert {path.name for path in out.iterdir()} == names
     after = load_file(out / "steps.safetensors")
     assert all(torch.equal(before[name], after[name]) != learns for name in before)
     assert not any(".step." in name for name in load_file(out / "model.safetensors"))
@@ -132,44 +136,47 @@ def test_a_second_recovery_has_to_be_meant(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("method", "macs", "where", "calls"),
-    [
-        (UNTUNED, 0.5, "epoch", 0),
-        (UNTUNED, 0.5, "write_json", 0),
-        *((ps.methods.HVT(), 0.7, "write_weights", files) for files in range(3)),
-    ],
+    ("method", "macs", "replaced"),
+    [(UNTUNED, 0.5, None), (UNTUNED, 0.5, 0), *((ps.methods.HVT(), 0.7, files) for files in (5, 8))],
 )
 @pytest.mark.parametrize("copied", [False, True])
 def test_an_interruption_loses_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: Any, macs: float, where: str, calls: int, copied: bool
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: Any, macs: float, replaced: int | None, copied: bool
 ) -> None:
-    """A crash after an epoch, and one while the result takes the run's place, file by file."""
+    """A crash after an epoch, and one while the result takes the run's place: the run is the old or the new one."""
     slim_run(tmp_path / "run", method, macs)
     shutil.copytree(tmp_path / "run", tmp_path / "whole")
-    go(tmp_path / "whole")
-    assert not same(ps.load(tmp_path / "whole"), ps.load(tmp_path / "run"))
+    before, after = ps.load(tmp_path / "run"), go(tmp_path / "whole")
+    assert not same(ps.load(tmp_path / "whole"), before)
     run, out = tmp_path / "run", tmp_path / "out" if copied else None
-    folder = out or run
-    left, real = iter(range(calls)), getattr(store, where, None)
+    folder, place, put = out or run, Path.replace, store.put_files
 
     def crash(*args: Any) -> None:
-        if next(left, None) is None or real is None:
-            raise Interrupted
-        real(*args)
+        left = iter(range(replaced or 0))
+
+        def replace_few(path: Path, target: Path) -> Path:
+            if next(left, None) is None:
+                raise Interrupted
+            return place(path, target)
+
+        with monkeypatch.context() as inner:
+            inner.setattr(Path, "replace", replace_few)
+            put(*args)
 
     def listen(event: Any) -> None:
-        if event["event"] == where:
+        if replaced is None and event["event"] == "epoch":
             raise Interrupted
 
     with monkeypatch.context() as patched:
-        if where != "epoch":
-            patched.setattr(store, where, crash)
+        if replaced is not None:
+            patched.setattr(store, "put_files", crash)
         with pytest.raises(Interrupted):
             recover_run(Request(run, out), IMAGES, CONFIG, CPU, listen)
-    ps.load(folder)
+    found = ps.load(folder)
+    assert same(found, before) or same(found, ps.load(tmp_path / "whole"))
     with pytest.raises(ps.RunError, match=r"--resume"):
         go(run, out=out)
-    go(run, out=out, resume=True)
+    assert go(run, out=out, resume=True)["after"] == after["after"]
     assert same(ps.load(folder), ps.load(tmp_path / "whole"))
     assert {path.name for path in folder.iterdir()} == {path.name for path in (tmp_path / "whole").iterdir()}
 
@@ -184,6 +191,50 @@ def test_a_failure_before_anything_is_learnt_leaves_nothing(tmp_path: Path) -> N
             recover_run(request, IMAGES, labels, CPU)
     assert contents(run) == before
     assert not out.exists()
+
+
+def test_a_copy_that_was_cut_short_is_gone_on_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Killed while files were copied, nothing is tidied up: its folder has no plan yet."""
+    run, out = tmp_path / "run", tmp_path / "out"
+    slim_run(run)
+    (out / "recovery").mkdir(parents=True)
+    images = {"count": len(IMAGES), "fingerprint": IMAGES.fingerprint}
+    (out / "recovery" / "started.json").write_text(json.dumps({"settings": CONFIG.decisive(), "images": images}))
+    shutil.copyfile(run / "model.safetensors", out / "model.safetensors")
+    with pytest.raises(ps.RunError, match="interrupted recovery; go on with --resume"):
+        go(run, out=out)
+    go(run, out=out, resume=True)
+    ps.load(out)
+
+
+def test_bounds_on_memory_may_differ(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    slim_run(run)
+
+    def listen(event: Any) -> None:
+        if event["event"] == "epoch":
+            raise Interrupted
+
+    with pytest.raises(Interrupted):
+        recover_run(Request(run), IMAGES, CONFIG, CPU, listen)
+    go(run, replace(CONFIG, cache_gib=0.1, pictures_gib=0.0), resume=True)
+    assert not (run / "recovery").exists()
+
+
+def test_a_recovery_that_learnt_nothing_leaves_the_run_as_it_was(tmp_path: Path) -> None:
+    """No `--again` is asked for next time, and the original weights need not be kept twice."""
+    run = tmp_path / "run"
+    slim_run(run, UNTUNED)
+    weights = (run / "model.safetensors").read_bytes()
+    worse = RecoverConfig(1, 0, batch_size=8, learning_rate=0.5, vector_factor=1.0, ema=0.0)
+    first = go(run, worse)
+    assert not first["changed"]
+    assert (run / "model.safetensors").read_bytes() == weights
+    assert not (run / "host.safetensors").exists()
+    assert go(run, worse, resume=True) == first
+    assert go(run)["changed"]
+    with pytest.raises(ps.RunError, match="recovered already"):
+        go(run)
 
 
 def test_other_images_do_not_resume(tmp_path: Path) -> None:

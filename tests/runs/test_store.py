@@ -1,20 +1,27 @@
 """Run folders: what goes in comes out, and damage is told in one sentence."""
 
+import copy
 import json
+import math
 import pickle
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from torch import nn
+from torch.nn.utils import prune
 
 import patchslim as ps
+from patchslim.data import tensor_images
 from patchslim.hosts.weights import read_weights, write_weights
 from patchslim.plan import SlimPlan
 from patchslim.runs.store import load_host
 from patchslim.slimmed import own_keys
-from small import make_host, make_images, merging, slim_of
+from sealing import resealed
+from small import make_host, make_images, merging, plan_for, slim_of
 from step_plans import STEPS, alone
 
 
@@ -28,7 +35,7 @@ def test_save_and_load(kind: str, tmp_path: Path) -> None:
     assert again.plan == slim.plan
     assert torch.equal(load_host(tmp_path / "run")(images), model(images))
     names = sorted(path.name for path in (tmp_path / "run").iterdir())
-    assert names == ["config.json", "metrics.json", "model.safetensors", "plan.json"]
+    assert names == ["config.json", "manifest.json", "metrics.json", "model.safetensors", "plan.json"]
 
 
 @pytest.mark.filterwarnings("ignore:There is no packed attention")
@@ -82,7 +89,7 @@ def damaged(tmp_path: Path, name: str, content: bytes) -> Path:
     run = tmp_path / "run"
     ps.save(slim_of()[1], run)
     (run / name).write_bytes(content)
-    return run
+    return resealed(run)
 
 
 class Bomb:
@@ -97,7 +104,7 @@ class Bomb:
     [
         ("config.json", b"{}", "does not belong"),
         ("config.json", b'{"format": "patchslim run", "version": 2, "host": {}}', "does not describe a model"),
-        ("config.json", b'{"format": "patchslim run", "version": 2}', "does not describe a model"),
+        ("config.json", b'{"format": "patchslim run", "version": 2}', "is not valid: host: Field required"),
         ("config.json", b"{", "not JSON"),
         ("config.json", b"[" * 100_000, "not JSON"),
         ("model.safetensors", b"rubbish", "not a readable safetensors"),
@@ -143,6 +150,8 @@ OLD_PLAN = {
 )
 def test_other_versions_are_refused_with_one_sentence(tmp_path: Path, name: str, content: Any, words: str) -> None:
     run = damaged(tmp_path, name, json.dumps(content).encode())
+    if content.get("version") == 1:
+        (run / "manifest.json").unlink()  # such runs had none
     with pytest.raises(ps.PatchslimError, match=words) as told:
         ps.load(run)
     assert str(told.value).count(". ") == 0
@@ -162,9 +171,11 @@ def test_steps_get_what_came_with_their_plan_and_nothing_else(tmp_path: Path) ->
         (None, r"blocks\.0\.step\.distance.* is not given"),
     ):
         steps.unlink() if content is None else save_file(content, steps)
+        resealed(tmp_path / "4")
         with pytest.raises(ps.PlanError, match=words):
             ps.load(tmp_path / "4")
     steps.write_bytes(pickle.dumps(Bomb()))
+    resealed(tmp_path / "4")
     with pytest.raises(ps.CheckpointError, match="is a pickle"):
         ps.load(tmp_path / "4")
 
@@ -174,10 +185,12 @@ def test_weights_of_another_model_are_refused(tmp_path: Path) -> None:
     ps.save(slim_of()[1], run)
     weights = load_file(run / "model.safetensors")
     save_file(make_host("registers").state_dict(), run / "model.safetensors")
+    resealed(run)
     with pytest.raises(ps.CheckpointError, match="another model"):
         ps.load(run)
     weights["head.bias"][0] = torch.inf
     save_file(weights, run / "model.safetensors")
+    resealed(run)
     with pytest.raises(ps.CheckpointError, match="NaN or infinite"):
         ps.load(run)
 
@@ -191,6 +204,16 @@ def test_weights_of_another_model_are_refused(tmp_path: Path) -> None:
         (("pretrained_cfg", "mean"), "x"),
         (("pretrained_cfg", "interpolation"), "evil"),
         (("class",), "Popen"),
+        (("kwargs", "num_heads"), -1),
+        (("kwargs", "depth"), 100_000),
+        (("kwargs", "depth"), 4000),
+        (("kwargs", "img_size"), [2**19, 2**19]),
+        (("kwargs", "mlp_ratio"), 1e30),
+        (("kwargs", "extra"), 1),
+        (("pretrained_cfg", "crop_pct"), 1e-9),
+        (("pretrained_cfg", "crop_pct"), -math.inf),
+        (("pretrained_cfg", "std"), [0.5, 0.0, 0.5]),
+        (("pretrained_cfg", "mean"), [math.inf, 0.0, 0.0]),
     ],
 )
 def test_a_damaged_description_is_told(tmp_path: Path, place: tuple[str, ...], value: Any) -> None:
@@ -202,8 +225,133 @@ def test_a_damaged_description_is_told(tmp_path: Path, place: tuple[str, ...], v
         inner = inner[name]
     inner[place[-1]] = value
     (run / "config.json").write_text(json.dumps(config))
-    with pytest.raises(ps.RunError, match="does not describe"):
+    resealed(run)
+    with pytest.raises(ps.PatchslimError, match="does not describe|does not fit"):
         ps.load(run)
+
+
+@pytest.mark.parametrize(
+    ("way", "key", "value"),
+    [
+        ("predict", "hidden", 10**30),
+        ("predict", "hidden", 4000),
+        ("merge", "channels", 2**31),
+        ("merge", "channels", 4000),
+        ("merge", "n", -1),
+    ],
+)
+def test_sizes_in_a_plan_are_compared_with_the_weights_before_anything_is_made(
+    tmp_path: Path, way: str, key: str, value: int
+) -> None:
+    model = make_host()
+    ps.save(ps.apply(model, *plan_for(model, way)), tmp_path)
+    plan = json.loads((tmp_path / "plan.json").read_text())
+    next(step for step in plan["steps"] if key in step)[key] = value
+    (tmp_path / "plan.json").write_text(json.dumps(plan))
+    resealed(tmp_path)
+    with pytest.raises(ps.PatchslimError, match="is not a valid plan|where the plan makes it"):
+        ps.load(tmp_path)
+
+
+def _each(change: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    return lambda slim: [change(block) for block in slim.blocks]
+
+
+EDITS: dict[str, Callable[[Any], Any]] = {
+    "activation of one block": lambda slim: setattr(slim.blocks[1].mlp, "act", nn.ReLU()),
+    "activation of all": _each(lambda block: setattr(block.mlp, "act", nn.ReLU())),
+    "head of other classes": lambda slim: setattr(slim, "head", nn.Linear(24, 5)),
+    "fresh head": lambda slim: slim.reset_classifier(5),
+    "pool": lambda slim: setattr(slim, "global_pool", "avg"),
+    "part more": lambda slim: slim.add_module("adapter", nn.Linear(2, 2)),
+    "tied MLPs": lambda slim: setattr(slim.blocks[1], "mlp", slim.blocks[0].mlp),
+    "equal MLPs": lambda slim: setattr(slim.blocks[1], "mlp", copy.deepcopy(slim.blocks[0].mlp)),
+    "NaN": lambda slim: slim.head.bias.data.fill_(math.nan),
+    "pruning": lambda slim: prune.random_unstructured(slim.blocks[0].mlp.fc1, "weight", 0.5),
+    "weight norm": lambda slim: nn.utils.parametrizations.weight_norm(slim.head),
+    "scale": lambda slim: setattr(slim.blocks[2].attn, "scale", 0.5),
+    "eps": lambda slim: setattr(slim.norm, "eps", 0.5),
+    "hook": lambda slim: slim.norm.register_forward_hook(lambda module, given, out: out * 2),
+    "forward": lambda slim: setattr(slim.norm, "forward", lambda x: x * 2),
+    "patches of a step": lambda slim: setattr(slim.blocks[1].step, "n", 3),
+    "weights": lambda slim: [weight.data.mul_(1.5) for weight in slim.parameters()],
+    "bf16": lambda slim: slim.to(torch.bfloat16),
+    "fp16": lambda slim: slim.half(),
+    "float64": lambda slim: slim.double(),
+    "mixed": lambda slim: slim.head.double(),
+    "meta": lambda slim: slim.to("meta"),
+    "int8 weights": lambda slim: slim.register_buffer("more", torch.zeros(2, dtype=torch.int8)),
+}
+REFUSED = {
+    *(
+        "pool",
+        "activation of one block",
+        "head of other classes",
+        "part more",
+        "tied MLPs",
+        "NaN",
+        "pruning",
+        "weight norm",
+    ),
+    *("scale", "eps", "hook", "forward", "patches of a step", "meta", "int8 weights"),
+}
+
+
+CASES = [
+    *((edit, "merge") for edit in EDITS),
+    *(("bf16", way) for way in ("drop", "cover", "predict")),
+    ("pool", "drop"),
+]
+
+
+@pytest.mark.parametrize(("edit", "way"), CASES)
+@torch.no_grad()
+def test_an_edited_model_is_refused_or_comes_back(edit: str, way: str, tmp_path: Path) -> None:
+    model, run = make_host(), tmp_path / "run"
+    slim = ps.apply(model, *plan_for(model, way))
+    EDITS[edit](slim)
+    try:
+        ps.save(slim, run)
+    except ps.RunError as error:
+        assert edit in REFUSED
+        assert "\n" not in str(error)
+        assert not run.exists()
+        return
+    assert edit not in REFUSED
+    again = ps.load(run)
+    kinds = {name: tensor.dtype for name, tensor in slim.state_dict().items()}
+    assert {name: tensor.dtype for name, tensor in again.state_dict().items()} == kinds
+    if edit == "mixed":
+        return  # it does not run, before or after
+    images = make_images().to(next(slim.parameters()).dtype)
+    assert torch.equal(again(images), slim(images))
+
+
+@pytest.mark.parametrize("channels", [1, 2, 4, 6])
+@torch.no_grad()
+def test_any_number_of_channels_comes_back(channels: int, tmp_path: Path) -> None:
+    model = make_host(in_chans=channels)
+    slim, images = ps.apply(model, ps.full_plan(model)), torch.randn(2, channels, 32, 32)
+    ps.save(slim, tmp_path)
+    assert torch.equal(ps.load(tmp_path)(images), slim(images))
+
+
+@torch.no_grad()
+def test_a_predicting_plan_with_nothing_to_choose_comes_back(tmp_path: Path) -> None:
+    model, images = make_host(), make_images()
+    slim = ps.slim(model, tensor_images(make_images(16)), "predict", macs=0.99, batch_size=8)
+    ps.save(slim, tmp_path)
+    assert torch.equal(ps.load(tmp_path)(images), slim(images))
+
+
+def test_what_is_kept_beside_the_model_is_checked_before_anything_is_written(tmp_path: Path) -> None:
+    slim, run = slim_of()[1], tmp_path / "run"
+    for more in ({"config": {"x": torch.ones(1)}}, {"metrics": {"macs": "many"}}, {"metrics": {"x": slim}}):
+        with pytest.raises(ps.RunError, match="can't be written as JSON|is not valid: macs"):
+            ps.save(slim, run, **more)
+        assert not run.exists()
+    ps.save(slim, run, config={"host": "mine", "format": "mine"})  # its own keys win
+    ps.load(run)
 
 
 def test_missing_and_unfinished_runs_are_told(tmp_path: Path) -> None:

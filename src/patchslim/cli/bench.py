@@ -17,6 +17,7 @@ from patchslim.measure import BenchConfig
 from patchslim.measure import bench as measure
 from patchslim.measure.bench import by_dtype, forecast
 from patchslim.plan import SlimPlan
+from patchslim.runs.manifest import add_made
 from patchslim.runs.store import PLAN, load, load_host
 from patchslim.timing import device_name
 from patchslim.timing.memory import out_of_memory
@@ -83,6 +84,7 @@ def bench(
     for path, content in results.items():
         path.parent.mkdir(parents=True, exist_ok=True)
         write_json(path, content)
+    add_made(run, results, PLAN)
     for note in notes(result):
         console.print(note, highlight=False)
     files = [str(path) for path in results]

@@ -12,7 +12,8 @@ from patchslim.data import open_images
 from patchslim.export import Exported, export, open_format
 from patchslim.export.cpu import this_cpu
 from patchslim.export.run import check_request
-from patchslim.runs.store import load
+from patchslim.runs.manifest import add_made
+from patchslim.runs.store import PLAN, load
 
 
 def export_run(
@@ -33,6 +34,7 @@ def export_run(
     source = None if data is None else open_images(data, model=slim, limit=images, seed=seed)
     with shown("exporting"):
         done = export(slim, target, kind.name, images=source, int8=int8)
+    add_made(run, done.files, PLAN)
     if source is not None:
         note_skipped(source.skipped, len(source))
     about: dict[str, Any] = {

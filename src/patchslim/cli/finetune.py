@@ -10,11 +10,12 @@ from typer import Option
 
 from patchslim.cli import options
 from patchslim.cli.opening import open_device, workers_for
-from patchslim.cli.terminal import note_skipped, report, show_recovery
+from patchslim.cli.terminal import console, note_skipped, report, show_recovery
 from patchslim.data import open_images
 from patchslim.measure import evaluate
 from patchslim.recover import RecoverConfig
 from patchslim.recover.config import Amp
+from patchslim.runs.made import stale_files
 from patchslim.runs.recover import Request, check_request, recover_run
 from patchslim.runs.store import load
 
@@ -75,7 +76,9 @@ def finetune(
     top1 = found.get("val") or {"before": {}, "after": {}}
     for name, told in {"loss": found, "kl": found, "agreement": found, "macs": found, "top1": top1}.items():
         result |= {f"{name}_{side}": told[side].get(name) for side in ("before", "after")}
-    result |= {name: found[name] for name in ("stopped", "changed", "stages")}
+    result |= {name: found[name] for name in ("stopped", "changed", "stages")} | {"stale": stale_files(request.folder)}
+    if result["stale"]:
+        console.print(f"Of the weights before: {', '.join(result['stale'])}; make them anew.", highlight=False)
     report(result, as_json, summary(result))
 
 

@@ -7,7 +7,21 @@ from typing import Any
 
 import typer
 
-from patchslim.cli import bench, compare, demo, evaluate, export, finetune, inspect, methods, report, slim, view
+from patchslim.cli import (
+    bench,
+    compare,
+    demo,
+    evaluate,
+    export,
+    finetune,
+    inspect,
+    methods,
+    report,
+    seal,
+    slim,
+    verify,
+    view,
+)
 from patchslim.cli.old import instead_of
 from patchslim.errors import PatchslimError, PatchslimWarning
 from patchslim.version import __version__
@@ -31,6 +45,8 @@ app.command("export")(export.export_run)
 app.command("compare")(compare.compare_methods)
 app.command("report")(report.report_runs)
 app.command("view")(view.view)
+app.command("verify")(verify.verify)
+app.command("seal")(seal.seal_run)
 
 
 def show_version(asked: bool) -> None:

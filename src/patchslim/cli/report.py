@@ -8,11 +8,13 @@ from typer import Argument, Option
 from patchslim.cli import options
 from patchslim.cli.terminal import report
 from patchslim.errors import RunError
-from patchslim.files import read_json
+from patchslim.files import checked, read_json
 from patchslim.plan import SlimPlan
 from patchslim.report.page import pictures_in, write_page
 from patchslim.runs.make import measure_plan
-from patchslim.runs.store import METRICS, PLAN, load_host, read_config
+from patchslim.runs.manifest import add_made, check_made
+from patchslim.runs.schemas import Speed
+from patchslim.runs.store import PLAN, load_host, read_config, read_metrics
 
 EMPTY = "–"
 
@@ -26,21 +28,24 @@ def report_runs(
     path, found = out or runs[0] / "report.html", [facts(run) for run in runs]
     path.parent.mkdir(parents=True, exist_ok=True)
     write_page(found, path)
+    for run in runs:
+        add_made(run, [path], PLAN, of_weights=False)
     report({"page": str(path), "runs": [str(run) for run in runs]}, as_json, str(path))
 
 
 def facts(run: Path) -> dict[str, Any]:
     """What the page says of a run; top-1 and speed as they were measured last, if they were."""
+    host = load_host(run)  # which looks whether the files are as they were written
     config, plan = read_config(run), SlimPlan.load(run / PLAN)
-    metrics = read_json(run / METRICS, RunError, "run's metrics") | measure_plan(load_host(run), plan)
+    metrics = read_metrics(run) | measure_plan(host, plan)
     top1 = metrics.get("top1")
     if "recovery" in metrics:  # only what was measured then still holds
         top1 = ((metrics["recovery"].get("val") or {}).get("after") or {}).get("top1")
     timed = sorted((run / "bench").glob("*.json"), key=lambda path: path.stat().st_mtime)
-    speed = metrics | (read_json(timed[-1], RunError, "measured speed") if timed else {})
+    speed = metrics | (_measured(run, timed[-1]) if timed else {})
     images = plan.provenance.get("images")
     chosen = "" if images is None else f", chosen by {images} images"
-    recovered = ", recovered" if "recovery" in config else ""
+    recovered = ", recovered" if config.get("recovery", {}).get("changed") else ""
     return {
         "name": run.name,
         "model": plan.host.name,
@@ -55,3 +60,11 @@ def facts(run: Path) -> dict[str, Any]:
         f"{chosen}{recovered}.",
         "pictures": pictures_in(run),
     }
+
+
+def _measured(run: Path, path: Path) -> dict[str, Any]:
+    """What `bench` found, as it was written."""
+    check_made(run, path)
+    found = read_json(path, RunError, "measured speed")
+    checked(Speed, found, RunError, f"The measured speed {path}")
+    return found

@@ -12,7 +12,8 @@ from patchslim.data import open_images
 from patchslim.errors import PatchslimError
 from patchslim.hosts import inspect
 from patchslim.report.pictures import draw_sources, mean_tokens
-from patchslim.runs.store import load
+from patchslim.runs.manifest import add_made
+from patchslim.runs.store import PLAN, load
 from patchslim.slimmed import plan_of, sources
 
 MOST = 16  # images in a picture
@@ -36,6 +37,7 @@ def view(
     tokens = sources(slim, batch)
     path.parent.mkdir(parents=True, exist_ok=True)
     draw_sources(pictures, tokens, inspect(slim).grid, path, f"{plan.host.name}, {plan.method}")
+    add_made(run, [path], PLAN, of_weights=False)
     counts = list(map(mean_tokens, tokens))
     result = {"run": str(run), "images": len(pictures), "picture": str(path), "patches_per_block": counts}
     report(result, as_json, f"{path}: {len(pictures)} images; patches per block {', '.join(map(str, counts))}")

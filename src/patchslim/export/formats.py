@@ -9,16 +9,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor, nn
 
 from patchslim.data import ImageSource
 from patchslim.data.transform import data_config
 from patchslim.errors import DataError, ExportError
 from patchslim.export import onnx_file, openvino_file, pt2_file
-from patchslim.export.pt2_file import info_of
+from patchslim.export.pt2_file import MOST, info_of
+from patchslim.files import checked
 from patchslim.hosts import HostInfo
 from patchslim.hosts.timm_spec import listed
+from patchslim.plan import SlimPlan
 from patchslim.slimmed import plan_of
+from patchslim.slimmed.assemble import fingerprint
 from patchslim.version import __version__
 
 METADATA_VERSION = 1
@@ -37,6 +41,21 @@ class Format:
     runner: Callable[[Path], Callable[[Tensor], Tensor]]  # it takes images (B, C, H, W) → logits (B, classes)
     read_text: Callable[[Path], str | None]
     quantise: Callable[[Path, Path, ImageSource, str], None] | None = None
+
+
+class Metadata(BaseModel):
+    """What travels in an exported file. Later versions may say more."""
+
+    model_config = ConfigDict(extra="allow")
+
+    version: Literal[1]
+    patchslim: str
+    host: str
+    precision: Literal["fp32", "int8"]
+    classes: int = Field(ge=0)
+    preprocessing: dict[str, Any]
+    plan: SlimPlan | None
+    weights: str | None = None  # files of before have none
 
 
 ONNX = (onnx_file.write, onnx_file.runner, onnx_file.read_text, onnx_file.quantise)
@@ -76,6 +95,7 @@ def metadata_of(model: nn.Module, precision: Literal["fp32", "int8"] = "fp32") -
         "host": info.name,
         "precision": precision,
         "classes": info.classes,
+        "weights": fingerprint(model.state_dict()),
         "preprocessing": _preprocessing(model, info),
         "plan": None if plan is None else json.loads(plan.to_json()),
     }
@@ -96,11 +116,14 @@ def read_metadata(path: str | Path) -> dict[str, Any]:
     path = Path(path)
     if not path.is_file():
         raise ExportError(f"There is no exported file at {path}.")
-    text = format_of(path).read_text(path)
-    try:
-        data = json.loads(text or "")
-    except ValueError:
-        data = None
-    if not isinstance(data, dict):
+    text = format_of(path).read_text(path) or ""
+    if not text or len(text) > MOST:
         raise ExportError(f"{path} holds no patchslim metadata; export it with `patchslim export`.")
-    return data
+    try:
+        data = json.loads(text)
+    except (ValueError, RecursionError):
+        raise ExportError(f"{path} holds damaged patchslim metadata; export it anew.") from None
+    if isinstance(data, dict) and isinstance(data.get("version"), int) and data["version"] > METADATA_VERSION:
+        raise ExportError(f"{path} was exported by a newer patchslim; upgrade this one to read its metadata.")
+    checked(Metadata, data, ExportError, f"The patchslim metadata in {path}")
+    return dict(data)

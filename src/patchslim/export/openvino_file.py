@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from patchslim.data import ImageSource
+from patchslim.errors import ExportError
 from patchslim.export import onnx_file
 from patchslim.packages import need, need_nncf, told
 
@@ -32,7 +33,9 @@ def convert(graph: Path, path: Path, metadata: str) -> None:
 
 
 def _read(path: Path) -> Any:
-    openvino = need("openvino")
+    openvino, weights = need("openvino"), path.with_suffix(".bin")
+    if path.suffix == ".xml" and not weights.is_file():
+        raise ExportError(f"{weights} is missing, which holds the weights of {path}; put it back, or export anew.")
     with told(f"OpenVINO {openvino.__version__} can't read this model", onnx_file.NEWER):
         return openvino.Core().read_model(path)
 

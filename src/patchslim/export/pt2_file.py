@@ -2,7 +2,9 @@
 a .pt2: a zip archive with the graph, the weights and the metadata."""
 
 import copy
+import io
 import zipfile
+import zlib
 from collections.abc import Callable
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -12,6 +14,7 @@ from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 
 from patchslim.errors import ExportError, first_words
+from patchslim.files import opened
 from patchslim.hosts import HostInfo, answer_of, inspect
 from patchslim.hosts.hf_parts import hf_class
 from patchslim.packages import quiet, told
@@ -19,6 +22,7 @@ from patchslim.slimmed import made_from, rectangular
 
 LARGEST_BATCH = 2**16
 ATEN: Any = torch.ops.aten
+MOST = 2**24  # bytes of metadata
 EXTRA = "patchslim.json"  # the metadata's name among the archive's extra files
 
 
@@ -88,16 +92,16 @@ def _as_slice(x: Tensor, dim: int, index: int) -> Tensor:
 
 
 def write(model: nn.Module, path: Path, metadata: str) -> None:
-    """Write one file with all weights in it."""
+    """Write one file with all weights in it.
+
+    torch makes it in memory: its own writer ends the whole process where a disk is full.
+    """
     program: Any = to_program(model)
     program.example_inputs = None  # images of zeros that torch would save beside the weights
-    try:
-        with quiet():
-            torch.export.save(program, path, extra_files={EXTRA: metadata})
-    except OSError:
-        raise
-    except Exception as error:
-        raise ExportError(f"torch.export can't save {info_of(model).name}: {first_words(error)}.") from None
+    archive = io.BytesIO()
+    with told(f"torch.export can't save {info_of(model).name}"):
+        torch.export.save(program, archive, extra_files={EXTRA: metadata})
+    path.write_bytes(archive.getbuffer())
 
 
 def runner(path: Path) -> Callable[[Tensor], Tensor]:
@@ -110,10 +114,11 @@ def runner(path: Path) -> Callable[[Tensor], Tensor]:
 def read_text(path: Path) -> str | None:
     """The metadata as it was written; nothing else in the archive is opened."""
     try:
-        with zipfile.ZipFile(path) as archive:
+        with opened(path) as whole, zipfile.ZipFile(whole) as archive:
             for name in archive.namelist():
                 if PurePosixPath(name).parts[-2:] == ("extra", EXTRA):
-                    return archive.read(name).decode("utf-8")
-    except (OSError, zipfile.BadZipFile, UnicodeDecodeError) as error:
+                    with archive.open(name) as file:
+                        return file.read(MOST + 1).decode("utf-8")  # it may say it is small and go on for ever
+    except (OSError, EOFError, NotImplementedError, RuntimeError, ValueError, zipfile.BadZipFile, zlib.error) as error:
         raise ExportError(f"{path} is not a readable .pt2 file: {first_words(error)}.") from None
     return None

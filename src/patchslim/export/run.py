@@ -2,8 +2,10 @@
 
 import json
 import tempfile
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from torch import nn
 
@@ -48,16 +50,16 @@ def export(
     kind, target = open_format(format), Path(path)
     check_request(kind, target, int8, images is not None)
     check_exportable(model)
-    info, model = info_of(model), portable(model)
+    info, told, model = info_of(model), metadata_of(model), portable(model)
     source = noise(info) if images is None else as_source(images, info)
     try:
         with tempfile.TemporaryDirectory(prefix=".patchslim-", dir=_nearest(target)) as folder:
             draft = Path(folder) / f"fp32{kind.suffix}"
-            kind.write(model, draft, json.dumps(metadata_of(model)))
+            kind.write(model, draft, json.dumps(told))
             found, rough = compare(model, kind.runner(draft), source), None
             check(found)
             if int8:
-                draft, rough = _quantised(kind, model, draft, source)
+                draft, rough = _quantised(kind, model, draft, source, told)
             return Exported(_place(draft, target), kind.name, found, rough)
     except OSError as error:
         raise ExportError(f"The file can't be written to {target}: {error.strerror or error}.") from None
@@ -84,10 +86,12 @@ def _nearest(target: Path) -> Path:
     return next(folder for folder in target.absolute().parents if folder.is_dir())
 
 
-def _quantised(kind: Format, model: nn.Module, draft: Path, source: ImageSource) -> tuple[Path, Parity]:
+def _quantised(
+    kind: Format, model: nn.Module, draft: Path, source: ImageSource, told: Mapping[str, Any]
+) -> tuple[Path, Parity]:
     assert kind.quantise is not None
     coarse = draft.with_name(f"int8{kind.suffix}")
-    kind.quantise(draft, coarse, source, json.dumps(metadata_of(model, "int8")))
+    kind.quantise(draft, coarse, source, json.dumps(dict(told) | {"precision": "int8"}))
     found = compare(model, kind.runner(coarse), source, find_ties=False)  # INT8 rounds everything
     if found.agreement < WORST:
         raise ExportError(

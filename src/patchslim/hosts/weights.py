@@ -103,14 +103,12 @@ def check_weights(model: nn.Module, weights: Mapping[str, Tensor], source: str, 
     for name, tensor in weights.items():
         if own[name].is_floating_point() != tensor.is_floating_point():
             raise CheckpointError(f"{source} has {tensor.dtype} numbers in {name}; weights are floating-point numbers.")
-    name = not_finite(weights)
-    if name is not None:
-        raise CheckpointError(f"{source} has NaN or infinite numbers in {name}; it can't be used.")
+    broken = not_finite(weights)
+    if broken is not None:
+        raise CheckpointError(f"{source} has NaN or infinite numbers in {broken}; it can't be used.")
 
 
-def check_fit(
-    model: nn.Module, weights: Mapping[str, Tensor] | Slots, source: str, partial: bool = False
-) -> None:
+def check_fit(model: nn.Module, weights: Mapping[str, Tensor] | Slots, source: str, partial: bool = False) -> None:
     """Raise CheckpointError unless names and shapes are the model's."""
     wrong = misfit(model, weights, partial)
     if wrong is not None:

@@ -12,16 +12,17 @@ from torch import nn
 
 from patchslim.cache import ENTRIES, Cache
 from patchslim.errors import RunError
-from patchslim.files import read_json, write_json
+from patchslim.files import write_json
 from patchslim.folder import check_folder, check_started, working
 from patchslim.hosts import inspect
 from patchslim.macs import count_macs, host_macs
 from patchslim.methods import Task, fit
 from patchslim.plan import SPEED, SlimPlan
-from patchslim.runs.store import CONFIG, METRICS, PLAN, SEARCH, holds_run, load, write_run
+from patchslim.runs.store import CONFIG, PLAN, SEARCH, holds_run, load, read_metrics, write_run
 from patchslim.slimmed import apply, own_keys
 
 SWEEP = "sweep.json"  # the runs of a finished sweep, and their metrics
+OF_A_SWEEP = "macs-"  # how the names of its runs' folders begin
 WITHOUT_A_PLAN = (
     "This method makes a model that no plan describes, so there is no run to write; "
     "measure it with `patchslim compare`, or use ps.slim in Python."
@@ -31,7 +32,13 @@ Metrics = dict[str, Any]
 
 def run_name(ratio: float) -> str:
     """The folder of one ratio's run in a sweep."""
-    return f"macs-{ratio:g}"
+    return f"{OF_A_SWEEP}{ratio:g}"
+
+
+def runs_in(folder: Path) -> list[Path]:
+    """The runs of a sweep's folder, or the folder itself."""
+    plans = [] if (folder / PLAN).exists() else folder.glob(f"{OF_A_SWEEP}*/{PLAN}")
+    return sorted(plan.parent for plan in plans) or [folder]
 
 
 def check_runs_folder(folder: Path, resume: bool, sweep: bool) -> None:
@@ -94,11 +101,9 @@ def finished(folder: Path, started: Mapping[str, Any]) -> Metrics:
     slim = load(folder)
     check_started(folder, folder / CONFIG, started)
     shutil.rmtree(folder / SEARCH, ignore_errors=True)  # a crash may have come between the plan and this
-    known = read_json(folder / METRICS, RunError, "run's metrics")
-    metrics = {"seconds": 0.0, "skipped_images": 0} | known | measure_plan(slim, SlimPlan.load(folder / PLAN))
-    if not all(isinstance(metrics[name], (int, float)) for name in ("seconds", "skipped_images")):
-        raise RunError(f"{folder / METRICS} is damaged; the model itself is whole and can be loaded.")
-    return metrics
+    return (
+        {"seconds": 0.0, "skipped_images": 0} | read_metrics(folder) | measure_plan(slim, SlimPlan.load(folder / PLAN))
+    )
 
 
 def measure_plan(network: nn.Module, plan: SlimPlan) -> Metrics:

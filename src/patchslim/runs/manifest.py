@@ -63,7 +63,7 @@ class Manifest(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     format: Literal["patchslim manifest"] = "patchslim manifest"
-    version: Literal[1] = VERSION
+    version: Literal[1] = 1
     weights: str  # the fingerprint of the slim model's
     files: dict[Name, Digest]
     made: dict[Name, Made] = Field(default_factory=dict)
@@ -232,5 +232,3 @@ def check_made(folder: Path, path: Path) -> None:
     own = read_manifest(folder).made.get(name)
     if own is not None and state_of(path, own.digest) != AS_WRITTEN:
         raise RunError(f"{path} is not as it was written; restore it, or remove it and make it again.")
-
-

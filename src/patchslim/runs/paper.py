@@ -62,7 +62,10 @@ def described(slim: Any, weights: Mapping[str, Tensor]) -> tuple[dict[str, Any],
         plan = plan.model_copy(update={"weights": frozen})
     own = own_keys(slim)
     host = {name: slot for name, slot in slots_of(weights).items() if name not in own}
-    found = difference(slim, on_paper(spec, plan, host, "This model"))
+    try:
+        found = difference(slim, on_paper(spec, plan, host, "This model"))
+    except PatchslimError as error:
+        found = str(error).rstrip(".")
     if found is not None:
         raise RunError(f"This model is not what its plan and its host make ({found}), so it can't be saved.")
     return spec, plan

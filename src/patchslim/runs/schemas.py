@@ -56,17 +56,17 @@ class Report(Open):
 class Speed(Open):
     """Throughput, as `bench` and the demo measure it."""
 
-    throughput: Number | None = None
-    speedup: Number | None = None
+    throughput: Number = 0.0
+    speedup: Number = 0.0
 
 
 class Metrics(Speed):
     """`metrics.json`."""
 
     top1: Number | None = None
-    macs: Number | None = None
-    macs_ratio: Number | None = None
-    host_macs: Number | None = None
-    seconds: Number | None = None
-    skipped_images: int | None = None
+    macs: Number = 0.0
+    macs_ratio: Number = 0.0
+    host_macs: Number = 0.0
+    seconds: Number = 0.0
+    skipped_images: int = 0
     recovery: Report | None = None

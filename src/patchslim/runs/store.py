@@ -27,7 +27,17 @@ from patchslim.hosts.weights import (
     weights_fingerprint,
 )
 from patchslim.plan import HOST, SlimPlan
-from patchslim.runs.manifest import MANIFEST, Manifest, check_files, put_files, read_manifest, seal_files, states
+from patchslim.runs.manifest import (
+    MANIFEST,
+    UNKNOWN,
+    Manifest,
+    check_files,
+    made_states,
+    put_files,
+    read_manifest,
+    seal_files,
+    states,
+)
 from patchslim.runs.paper import check_steps, described, on_paper
 from patchslim.runs.schemas import FORMAT, RUN_VERSION, Config, Metrics
 from patchslim.slimmed import apply, is_slim, own_keys
@@ -182,10 +192,23 @@ def check_run(folder: Path) -> Manifest:
 
     Everything that reads a run calls this first.
     """
+    _check_age(folder)
+    return check_files(folder, NEEDED, (*FILES, PLAN))
+
+
+def _check_age(folder: Path) -> None:
+    """Raise RunError where there is no run, and for one of an older version, which has no manifest."""
     find_run(folder)
     if not (folder / MANIFEST).exists():
-        read_config(folder)  # runs of an older version had none
-    return check_files(folder, NEEDED, (*FILES, PLAN))
+        read_config(folder)
+
+
+def file_states(folder: Path) -> dict[str, str]:
+    """How each file of a run is, and each that was made from it and is still there."""
+    _check_age(folder)
+    manifest = read_manifest(folder)
+    own = states(folder, manifest, (*FILES, PLAN))
+    return dict.fromkeys(NEEDED, UNKNOWN) | own | made_states(folder, manifest)
 
 
 def load_host(path: str | Path) -> nn.Module:
