@@ -8,6 +8,7 @@ import pytest
 import patchslim as ps
 from commands import Run, image_folder, refused
 from patchslim.slimmed import plan_of
+from sealing import resealed
 from small import make_host, plan_for, slim_of
 
 
@@ -81,4 +82,5 @@ def test_a_plan_for_another_image_size_is_refused(run: Run, saved: Path, tmp_pat
     other = make_host(img_size=48)
     (saved / "plan.json").unlink()
     ps.full_plan(other).save(saved / "plan.json")
+    resealed(saved)
     refused(run("export", "a", "--format", "torch-export"), "patches 36")

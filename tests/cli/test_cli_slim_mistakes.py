@@ -10,6 +10,7 @@ from safetensors.torch import load_file, save_file
 
 from commands import ON_CPU, QUICK, SMALL, Run, refused, result
 from patchslim.cli import terminal
+from sealing import resealed
 
 
 def files(folder: Path) -> dict[str, bytes]:
@@ -177,7 +178,8 @@ def test_resume_does_not_trust_a_damaged_run(run: Run, tmp_path: Path) -> None:
         refused(run(*command, "--resume"), name)
         path.write_bytes(whole)
     (tmp_path / "a" / "steps.safetensors").unlink()
-    refused(run("eval", "a", *ON_CPU), "is not given")
+    refused(run("eval", "a", *ON_CPU), "steps.safetensors is missing")
+    refused(run("eval", str(resealed(tmp_path / "a")), *ON_CPU), "is not given")
     (tmp_path / "a" / "config.json").unlink()
     refused(run(*command, "--resume"), "config")
 
@@ -186,7 +188,8 @@ def test_distances_of_another_run_are_refused(run: Run, tmp_path: Path) -> None:
     assert run(*QUICK, "--method", "merge", "--out", "a")[0] == 0
     path = tmp_path / "a" / "steps.safetensors"
     save_file({name: value + 0.01 for name, value in load_file(path).items()}, path)
-    refused(run("eval", "a", *ON_CPU), "another model or plan")
+    refused(run("eval", "a", *ON_CPU), "steps.safetensors is not as it was written")
+    refused(run("eval", str(resealed(tmp_path / "a")), *ON_CPU), "another model or plan")
 
 
 def test_only_one_process_works_on_a_run(run: Run, tmp_path: Path) -> None:

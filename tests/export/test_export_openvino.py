@@ -59,5 +59,8 @@ def test_int8_runs_and_stays_close(tmp_path: Path) -> None:
 def test_a_file_it_cannot_read_is_told(tmp_path: Path) -> None:
     path = tmp_path / "a.xml"
     path.write_text("<net></net>")
+    with pytest.raises(ps.ExportError, match=r"a\.bin is missing, which holds the weights of .*a\.xml; put it back"):
+        ps.read_metadata(path)
+    (tmp_path / "a.bin").write_bytes(b"")
     with pytest.raises(ps.ExportError, match=r"OpenVINO .* can't read"):
         ps.read_metadata(path)

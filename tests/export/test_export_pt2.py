@@ -1,5 +1,7 @@
 """torch.export files: every way of slimming, every kind of host, any batch."""
 
+import os
+import sys
 from pathlib import Path
 
 import pytest
@@ -64,3 +66,22 @@ def test_a_file_that_is_none_is_told(tmp_path: Path) -> None:
     (tmp_path / "a.pt2").write_bytes(b"no archive")
     with pytest.raises(ps.ExportError, match="not a readable"):
         ps.read_metadata(tmp_path / "a.pt2")
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="no such limits")
+def test_a_full_disk_is_told_in_a_sentence(tmp_path: Path) -> None:
+    """torch's own writer would end the process with a stack of C++."""
+    slim = slim_way("drop")
+    child = os.fork()
+    if not child:
+        import resource
+
+        resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))
+        try:
+            ps.export(slim, tmp_path / "a.pt2", "torch-export")
+        except ps.ExportError as error:
+            (tmp_path / "told").write_text(str(error))
+        os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert "a.pt2: File too large" in (tmp_path / "told").read_text()
+    assert [path.name for path in tmp_path.iterdir()] == ["told"]

@@ -12,7 +12,7 @@ import patchslim as ps
 from export.exported import exported
 from patchslim.export import metadata_of
 from patchslim.plan import SlimPlan
-from small import make_host
+from small import make_host, slim_of
 
 
 @pytest.mark.parametrize("format", ["onnx", "openvino", "torch-export"])
@@ -64,3 +64,39 @@ def test_files_without_metadata_are_told(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("")
     with pytest.raises(ps.ExportError, match=r"they end in \.onnx, \.pt2, \.xml"):
         ps.read_metadata(tmp_path / "a.txt")
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "words"),
+    [
+        ("version", 2, "was exported by a newer patchslim"),
+        ("classes", -1, "is not valid: classes"),
+        ("precision", "fp64", "is not valid: precision"),
+        ("plan", {"version": 4}, "is not valid: plan"),
+        ("preprocessing", None, "is not valid: preprocessing"),
+        ("host", None, "is not valid: host"),
+    ],
+)
+def test_damaged_metadata_is_told(tmp_path: Path, key: str, value: Any, words: str) -> None:
+    path = tmp_path / "a.pt2"
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("a/extra/patchslim.json", json.dumps(metadata_of(slim_of()[1]) | {key: value}))
+    with pytest.raises(ps.ExportError, match=words):
+        ps.read_metadata(path)
+
+
+def test_metadata_that_unfolds_without_end_is_not_read(tmp_path: Path) -> None:
+    path = tmp_path / "a.pt2"
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("a/extra/patchslim.json", b" " * 2**28)
+    assert path.stat().st_size < 2**20
+    with pytest.raises(ps.ExportError, match="holds no patchslim metadata"):
+        ps.read_metadata(path)
+
+
+def test_the_fingerprint_is_that_of_the_weights() -> None:
+    slim = slim_of()[1]
+    before = metadata_of(slim)["weights"]
+    assert before == metadata_of(slim_of()[1])["weights"]
+    next(slim.parameters()).data.add_(1)
+    assert metadata_of(slim)["weights"] != before

@@ -111,6 +111,15 @@ def changed(data: bytes, how: random.Random) -> bytes:
     return how.choice(kinds)()
 
 
+def refusal(run: Path, images: torch.Tensor, before: torch.Tensor) -> str | None:
+    """Why a run is not loaded; None where it is, and gives the logits it gave before."""
+    try:
+        assert torch.equal(ps.load(run)(images), before)
+    except ps.PatchslimError as error:
+        return str(error)
+    return None
+
+
 @torch.no_grad()
 def test_no_changed_file_is_loaded(saved: Path) -> None:
     """Seeded mutations of every file: refused in a sentence, or without effect (spaces in the manifest)."""
@@ -122,17 +131,15 @@ def test_no_changed_file_is_loaded(saved: Path) -> None:
         name = names[turn % len(names)]
         whole = (saved / name).read_bytes()
         (saved / name).write_bytes(changed(whole, how))
-        try:
-            assert torch.equal(ps.load(saved)(images), before)
-        except ps.PatchslimError as error:
-            refusals += 1
-            assert "\n" not in str(error)
-            assert name == "manifest.json" or f"{name} is not as it was written" in str(error) or "config" in name
+        told = refusal(saved, images, before)
+        refusals += told is not None
+        assert told is None or "\n" not in told
+        assert name == "manifest.json" or f"{name} is not as it was written" in str(told)
         (saved / name).write_bytes(whole)
     assert refusals > 85
     for name in names:
         (saved / name).rename(saved / "away")
-        with pytest.raises(ps.RunError, match="missing|has no manifest|not finished|There is no run's config"):
+        with pytest.raises(ps.RunError, match=r"is missing|has no manifest|is not finished"):
             ps.load(saved)
         (saved / "away").rename(saved / name)
 
@@ -147,7 +154,7 @@ def test_files_of_another_run_are_refused(saved: Path, tmp_path: Path) -> None:
             ps.load(saved)
         (saved / name).write_bytes(kept)
     shutil.copyfile(saved / "steps.safetensors", tmp_path / "other" / "steps.safetensors")
-    with pytest.raises(ps.RunError, match="steps.safetensors is not named in its manifest"):
+    with pytest.raises(ps.RunError, match=r"steps\.safetensors is not named in its manifest"):
         ps.load(tmp_path / "other")
 
 

@@ -226,7 +226,7 @@ def test_a_damaged_description_is_told(tmp_path: Path, place: tuple[str, ...], v
     inner[place[-1]] = value
     (run / "config.json").write_text(json.dumps(config))
     resealed(run)
-    with pytest.raises(ps.PatchslimError, match="does not describe|does not fit"):
+    with pytest.raises(ps.PatchslimError, match=r"does not describe|does not fit"):
         ps.load(run)
 
 
@@ -249,7 +249,7 @@ def test_sizes_in_a_plan_are_compared_with_the_weights_before_anything_is_made(
     next(step for step in plan["steps"] if key in step)[key] = value
     (tmp_path / "plan.json").write_text(json.dumps(plan))
     resealed(tmp_path)
-    with pytest.raises(ps.PatchslimError, match="is not a valid plan|where the plan makes it"):
+    with pytest.raises(ps.PatchslimError, match=r"is not a valid plan|where the plan makes it"):
         ps.load(tmp_path)
 
 
@@ -310,14 +310,13 @@ def test_an_edited_model_is_refused_or_comes_back(edit: str, way: str, tmp_path:
     model, run = make_host(), tmp_path / "run"
     slim = ps.apply(model, *plan_for(model, way))
     EDITS[edit](slim)
-    try:
-        ps.save(slim, run)
-    except ps.RunError as error:
-        assert edit in REFUSED
-        assert "\n" not in str(error)
+    if edit in REFUSED:
+        with pytest.raises(ps.RunError) as told:
+            ps.save(slim, run)
+        assert "\n" not in str(told.value)
         assert not run.exists()
         return
-    assert edit not in REFUSED
+    ps.save(slim, run)
     again = ps.load(run)
     kinds = {name: tensor.dtype for name, tensor in slim.state_dict().items()}
     assert {name: tensor.dtype for name, tensor in again.state_dict().items()} == kinds
@@ -347,7 +346,7 @@ def test_a_predicting_plan_with_nothing_to_choose_comes_back(tmp_path: Path) -> 
 def test_what_is_kept_beside_the_model_is_checked_before_anything_is_written(tmp_path: Path) -> None:
     slim, run = slim_of()[1], tmp_path / "run"
     for more in ({"config": {"x": torch.ones(1)}}, {"metrics": {"macs": "many"}}, {"metrics": {"x": slim}}):
-        with pytest.raises(ps.RunError, match="can't be written as JSON|is not valid: macs"):
+        with pytest.raises(ps.RunError, match=r"can't be written as JSON|is not valid: macs"):
             ps.save(slim, run, **more)
         assert not run.exists()
     ps.save(slim, run, config={"host": "mine", "format": "mine"})  # its own keys win

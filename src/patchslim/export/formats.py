@@ -117,13 +117,13 @@ def read_metadata(path: str | Path) -> dict[str, Any]:
     if not path.is_file():
         raise ExportError(f"There is no exported file at {path}.")
     text = format_of(path).read_text(path) or ""
-    if not text or len(text) > MOST:
-        raise ExportError(f"{path} holds no patchslim metadata; export it with `patchslim export`.")
     try:
-        data = json.loads(text)
+        data = json.loads(text) if len(text) <= MOST else None
     except (ValueError, RecursionError):
-        raise ExportError(f"{path} holds damaged patchslim metadata; export it anew.") from None
-    if isinstance(data, dict) and isinstance(data.get("version"), int) and data["version"] > METADATA_VERSION:
+        data = None
+    if not isinstance(data, dict):
+        raise ExportError(f"{path} holds no patchslim metadata; export it with `patchslim export`.")
+    if isinstance(data.get("version"), int) and data["version"] > METADATA_VERSION:
         raise ExportError(f"{path} was exported by a newer patchslim; upgrade this one to read its metadata.")
     checked(Metadata, data, ExportError, f"The patchslim metadata in {path}")
-    return dict(data)
+    return data

@@ -124,8 +124,9 @@ def put_result(
 ) -> None:
     """A recovery's result in the run's place, all of it or nothing. The recovery's own folder has it until then."""
     metrics = read_json(folder / METRICS, RunError, "run's metrics") | {RECOVERY: dict(report)}
-    mark = dict(started) | {"changed": bool(report["changed"]), "versions": versions()}
-    config = read_json(folder / CONFIG, RunError, "run's config") | {RECOVERY: mark}
+    config = read_json(folder / CONFIG, RunError, "run's config")
+    before = config.get(RECOVERY, {}).get("changed", False)
+    config[RECOVERY] = dict(started) | {"changed": bool(report["changed"] or before), "versions": versions()}
     contents = {name: json_text(data).encode() for name, data in {METRICS: metrics, CONFIG: config}.items()}
     weights = slim.state_dict()
     if report["changed"]:
