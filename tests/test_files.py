@@ -6,7 +6,18 @@ from pathlib import Path
 import pytest
 
 from patchslim.errors import PlanError, RunError
-from patchslim.files import check_same, read_json, replacing, write_json, write_text
+from patchslim.files import (
+    Digest,
+    check_same,
+    is_as,
+    read_json,
+    read_sealed,
+    remove_leftovers,
+    replacing,
+    write_json,
+    write_sealed,
+    write_text,
+)
 
 
 def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path: Path) -> None:
@@ -70,3 +81,43 @@ def test_the_first_difference_is_named() -> None:
     ):
         with pytest.raises(RunError, match=words):
             check_same(before, now, "It", "stop")
+
+
+def test_a_key_without_a_value_is_a_difference() -> None:
+    with pytest.raises(RunError, match="with blocks in one of them only"):
+        check_same({"settings": {"blocks": None}}, {"settings": {}}, "It", "stop")
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no pipes")
+def test_only_plain_files_of_a_sane_size_are_read(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "endless").symlink_to("/dev/zero")
+    (tmp_path / "loop").symlink_to("loop")
+    (tmp_path / "folder").mkdir()
+    with (tmp_path / "large").open("wb") as file:
+        file.truncate(2**40)  # a hole: it takes no space
+    for name in ("pipe", "endless", "loop", "folder", "large"):
+        with pytest.raises(PlanError, match=r"can't be read|larger than 16 MiB"):
+            read_json(tmp_path / name, PlanError, "plan")
+        assert not is_as(tmp_path / name, Digest(0, ""))
+
+
+def test_a_sealed_object_tells_of_any_change(tmp_path: Path) -> None:
+    path = tmp_path / "a.json"
+    write_sealed(path, {"b": {2: 0.1, 10: float("inf")}, "a": (1, None)})
+    assert read_sealed(path, RunError, "state") == {"b": {"2": 0.1, "10": float("inf")}, "a": [1, None]}
+    for old, new in (("0.1", "0.2"), ("null", "1"), ('"a"', '"c"'), ('"sha256"', '"sha"')):
+        whole = path.read_text()
+        path.write_text(whole.replace(old, new))
+        with pytest.raises(RunError, match="is not as it was written"):
+            read_sealed(path, RunError, "state")
+        path.write_text(whole)
+
+
+def test_what_a_killed_write_left_can_be_removed(tmp_path: Path) -> None:
+    path = tmp_path / "a.json"
+    write_text(path, "x")
+    for name in (".a.json.0a1b2c3d.part", ".a.json.00000000.part", ".b.json.00000000.part"):
+        (tmp_path / name).write_text("half")
+    remove_leftovers(path)
+    assert sorted(each.name for each in tmp_path.iterdir()) == [".b.json.00000000.part", "a.json"]

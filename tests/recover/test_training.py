@@ -1,17 +1,23 @@
 """The training loop: it learns, stops, goes back, and goes on where it was interrupted."""
 
 import json
+import math
+import shutil
 from collections.abc import Callable, Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from torch import nn
 
 import patchslim as ps
 from patchslim.data import tensor_images
 from patchslim.errors import PatchslimWarning
+from patchslim.files import digest, write_sealed
+from patchslim.hosts.weights import write_weights
 from patchslim.recover import RecoverConfig, Recovered, recover
 from patchslim.recover.images import split
 from power import Interrupted
@@ -134,20 +140,74 @@ def test_other_settings_or_images_are_refused(tmp_path: Path) -> None:
         recover(fewer, model, labelled, RecoverConfig(**QUICK), checkpoint=tmp_path)
 
 
-@pytest.mark.parametrize("damage", ["json", "number", "tensors", "numbers"])
-def test_a_damaged_checkpoint_is_told(tmp_path: Path, damage: str) -> None:
+MUTATIONS: list[tuple[str, Any]] = [
+    ("number", -math.inf),
+    ("number", None),
+    ("before", {}),
+    ("before", "x"),
+    ("outcomes", [[]]),
+    ("outcomes", [{}]),
+    ("seconds", "x"),
+    ("seconds", -1.0),
+    ("stage", "x"),
+    ("stage", "supervised"),
+    ("stage", "finished"),
+    ("numbers", {}),
+    ("numbers", []),
+    ("numbers", {"step": "x"}),
+    ("started", []),
+    ("version", 1),
+    ("more", 1),
+]
+
+
+@pytest.fixture(scope="module")
+def interrupted(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A checkpoint in the middle of a training."""
+    folder = tmp_path_factory.mktemp("checkpoint")
     with pytest.raises(Interrupted):
-        run(listen=crash_at("epoch", 3), checkpoint=tmp_path)
+        run(listen=crash_at("epoch", 3), checkpoint=folder)
+    return folder
+
+
+@pytest.mark.parametrize("sealed", [False, True])
+@pytest.mark.parametrize(("key", "value"), MUTATIONS)
+def test_a_changed_state_is_told(interrupted: Path, tmp_path: Path, key: str, value: Any, sealed: bool) -> None:
+    """By its digest; where somebody has made that true again, by its schema."""
+    shutil.copytree(interrupted, tmp_path, dirs_exist_ok=True)
     path = tmp_path / "state.json"
     state = json.loads(path.read_text())
-    if damage == "json":
-        path.write_text("{")
-    elif damage == "tensors":
-        next(tmp_path.glob("*.safetensors")).write_bytes(b"\0" * 9)
+    old = state[key] if isinstance(value, dict) and value and key in state else {}
+    state[key] = old | value if old else value
+    if sealed:
+        del state["sha256"]
+        write_sealed(path, state)
     else:
-        state[damage] = {} if damage == "numbers" else None
         path.write_text(json.dumps(state))
-    with pytest.raises(ps.RunError):
+    with pytest.raises(ps.RunError) as told:
+        run(checkpoint=tmp_path)
+    assert "\n" not in str(told.value)
+    assert sealed or "is not as it was written" in str(told.value)
+
+
+def test_changed_tensors_are_told(interrupted: Path, tmp_path: Path) -> None:
+    shutil.copytree(interrupted, tmp_path, dirs_exist_ok=True)
+    (path,) = tmp_path.glob("*.safetensors")
+    whole = path.read_bytes()
+    for damage in (b"\0" * 9, whole[:-1], whole[:-1] + bytes([whole[-1] ^ 1])):
+        path.write_bytes(damage)
+        with pytest.raises(ps.RunError, match="is missing or not as it was written, so the recovery can't go on"):
+            run(checkpoint=tmp_path)
+    tensors = load_file(path) if path.write_bytes(whole) else {}
+    name = next(name for name in tensors if name.startswith("optimizer") and tensors[name].ndim)
+    write_weights(path, tensors | {name: torch.zeros(3, 5)})
+    state = json.loads((tmp_path / "state.json").read_text()) | {"tensors": asdict(digest(path))}
+    del state["sha256"]
+    write_sealed(tmp_path / "state.json", state)
+    with pytest.raises(ps.RunError, match="is damaged and can't be resumed"):
+        run(checkpoint=tmp_path)
+    path.unlink()
+    with pytest.raises(ps.RunError, match="is missing"):
         run(checkpoint=tmp_path)
 
 

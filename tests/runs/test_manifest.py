@@ -6,6 +6,7 @@ import os
 import random
 import shutil
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +43,7 @@ def killed_at(step: int, folder: Path, contents: dict[str, bytes]) -> bool:
                 os._exit(9)
             rename(*paths, **more)
 
-        Path.replace = lambda path, target: replace(path, target)  # type: ignore[assignment, method-assign, misc, return-value]
+        Path.replace = lambda path, target: replace(path, target)  # type: ignore[assignment, method-assign, return-value]
         put_files(folder, contents, "weights", "plan")
         os._exit(0)
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 9
@@ -101,7 +102,7 @@ def test_a_full_disk_leaves_what_was_there(tmp_path: Path, monkeypatch: pytest.M
 def changed(data: bytes, how: random.Random) -> bytes:
     """The same bytes with something done to them."""
     place = how.randrange(len(data))
-    kinds = [
+    kinds: list[Callable[[], bytes]] = [
         lambda: data[:place] + bytes([data[place] ^ 1 << how.randrange(8)]) + data[place + 1 :],
         lambda: data[:place],
         lambda: data + b"\0",
@@ -170,10 +171,16 @@ def test_what_is_no_plain_file_is_refused_unread(saved: Path, name: str) -> None
     def loop(path: Path) -> None:
         path.symlink_to(path.name)
 
-    for make in (pipe, endless, loop, Path.mkdir):
+    def folder(path: Path) -> None:
+        path.mkdir()
+
+    for make in (pipe, endless, loop, folder):
         (saved / name).unlink() if not (saved / name).is_dir() else (saved / name).rmdir()
         make(saved / name)
-        for read in (ps.load, *([seal] if name != "manifest.json" else [])):  # which sealing writes anew
+        readers: list[Callable[[Path], object]] = [ps.load]
+        if name != "manifest.json":  # which sealing writes anew
+            readers.append(seal)
+        for read in readers:
             with pytest.raises((ps.PatchslimError, OSError)) as told:
                 read(saved)
             assert "\n" not in str(told.value)

@@ -17,7 +17,7 @@ from patchslim.folder import alone
 from patchslim.hosts.weights import weights_fingerprint
 from patchslim.methods import Task
 from patchslim.recover import RecoverConfig
-from patchslim.runs import store
+from patchslim.runs import manifest, store
 from patchslim.runs.make import make_runs
 from patchslim.runs.recover import Request, recover_run
 from patchslim.runs.store import load_teacher
@@ -149,7 +149,7 @@ def test_an_interruption_loses_nothing(
     before, after = ps.load(tmp_path / "run"), go(tmp_path / "whole")
     assert not same(ps.load(tmp_path / "whole"), before)
     run, out = tmp_path / "run", tmp_path / "out" if copied else None
-    folder, place, put = out or run, Path.replace, store.put_files
+    folder, place, put = out or run, Path.replace, manifest.put_files
 
     def crash(*args: Any) -> None:
         left = iter(range(replaced or 0))

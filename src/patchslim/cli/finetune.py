@@ -78,7 +78,9 @@ def finetune(
         result |= {f"{name}_{side}": told[side].get(name) for side in ("before", "after")}
     result |= {name: found[name] for name in ("stopped", "changed", "stages")} | {"stale": stale_files(request.folder)}
     if result["stale"]:
-        console.print(f"Of the weights before: {', '.join(result['stale'])}; make them anew.", highlight=False)
+        console.print(
+            f"Of the weights before: {', '.join(result['stale'])}; make them anew.", highlight=False, soft_wrap=True
+        )
     report(result, as_json, summary(result))
 
 

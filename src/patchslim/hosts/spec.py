@@ -34,7 +34,7 @@ class Preparation(Settings):
     input_size: Annotated[list[Size], Field(min_length=3, max_length=3)] | None = None
     mean: list[Finite] | None = PerChannel
     std: list[Positive] | None = PerChannel
-    interpolation: Literal["nearest", "lanczos", "bilinear", "bicubic", "box", "hamming", "random"] | None = None
+    interpolation: Literal["nearest", "lanczos", "bilinear", "bicubic", "box", "hamming"] | None = None
     crop_pct: float | None = Field(default=None, ge=0.1, le=10)  # the picture is made so many times larger
     crop_mode: Literal["center", "squash", "border"] | None = None
 

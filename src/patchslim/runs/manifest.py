@@ -104,7 +104,7 @@ def state_of(path: Path, wanted: Digest) -> str:
     return AS_WRITTEN if is_as(path, wanted) else CHANGED
 
 
-def check_files(folder: Path, needed: Sequence[str], known: Iterable[str]) -> Manifest:
+def check_files(folder: Path, needed: Iterable[str], known: Iterable[str]) -> Manifest:
     """The manifest of a run whose files are all as they were written; RunError names the first that is not."""
     while True:
         manifest = read_manifest(folder)
