@@ -14,7 +14,7 @@ UNTOLD = {
     *("distilled_training", "name_or_path", "loss_type"),
 }
 HOOKS = ("_forward_hooks", "_forward_pre_hooks")
-HARMLESS = "transformers."  # its own hooks note what passes; it sets them itself
+HARMLESS = ("patchslim.", "transformers.")  # their own hooks look at what passes; a load sets them again
 
 
 def difference(model: nn.Module, again: nn.Module) -> str | None:

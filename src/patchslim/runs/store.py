@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from patchslim.data.transform import transform_for
 from patchslim.errors import CheckpointError, DataError, RunError
 from patchslim.files import checked, json_text, locked, read_json
-from patchslim.hosts import rebuild_host
+from patchslim.hosts import rebuild_host, unwrapped
 from patchslim.hosts.checkpoint import put_checkpoint_, read_checkpoint
 from patchslim.hosts.hf_open import is_hf_folder
 from patchslim.hosts.weights import (
@@ -77,7 +77,7 @@ def save(
     metrics: Mapping[str, Any] | None = None,
 ) -> None:
     """Write a run folder for a slim model; RunError if the folder holds another run, or no run can hold the model."""
-    folder = Path(path)
+    folder, slim = Path(path), unwrapped(slim)
     if not is_slim(slim):
         raise RunError("Only a slim model can be saved as a run; make one with patchslim.apply or patchslim.slim.")
     if (folder / PLAN).exists():
