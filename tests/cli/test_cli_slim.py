@@ -33,7 +33,7 @@ def test_from_a_model_to_a_measured_run(run: Run, tmp_path: Path) -> None:
     assert slimmed["patches_per_block"] == [len(kept) for kept in slim.plan.kept]
 
     names = {path.name for path in (tmp_path / "a").iterdir()}
-    assert names == {"config.json", "plan.json", "model.safetensors", "metrics.json", "log.jsonl"}
+    assert names == {"config.json", "manifest.json", "plan.json", "model.safetensors", "metrics.json", "log.jsonl"}
     assert {"run": "a"} | json.loads((tmp_path / "a" / "metrics.json").read_text()) == slimmed
     config = json.loads((tmp_path / "a" / "config.json").read_text())
     assert (config["method"], config["settings"], config["target"]["macs"]) == ("drop", {}, 0.5)

@@ -270,6 +270,7 @@ EDITS: dict[str, Callable[[Any], Any]] = {
     "pruning": lambda slim: prune.random_unstructured(slim.blocks[0].mlp.fc1, "weight", 0.5),
     "weight norm": lambda slim: nn.utils.parametrizations.weight_norm(slim.head),
     "scale": lambda slim: setattr(slim.blocks[2].attn, "scale", 0.5),
+    "wrapped part": lambda slim: setattr(slim, "pos_drop", nn.Sequential(slim.pos_drop)),
     "eps": lambda slim: setattr(slim.norm, "eps", 0.5),
     "hook": lambda slim: slim.norm.register_forward_hook(lambda module, given, out: out * 2),
     "forward": lambda slim: setattr(slim.norm, "forward", lambda x: x * 2),
@@ -293,7 +294,7 @@ REFUSED = {
         "pruning",
         "weight norm",
     ),
-    *("scale", "eps", "hook", "forward", "patches of a step", "meta", "int8 weights"),
+    *("wrapped part", "scale", "eps", "hook", "forward", "patches of a step", "meta", "int8 weights"),
 }
 
 

@@ -19,7 +19,7 @@ from patchslim.hosts.shells import as_host
 from patchslim.hosts.spec import HFSpec
 from patchslim.hosts.timm_spec import listed, prove, set_data_settings_
 from patchslim.hosts.weights import check_weights
-from patchslim.packages import told
+from patchslim.packages import quiet, told
 
 ON_HUB = "hf:"  # how a name on the hub begins
 CONFIG = "config.json"
@@ -134,7 +134,8 @@ def rebuild_hf(spec: Mapping[str, Any]) -> Any:
     if spec["class"] not in KINDS:
         raise KeyError(spec["class"])
     cls = getattr(library(), spec["class"])
-    model = cls(cls.config_class.from_dict(spec["config"]), **spec["kwargs"])
-    model.set_attn_implementation(spec["attention"])
+    with quiet():
+        model = cls(cls.config_class.from_dict(spec["config"]), **spec["kwargs"])
+        model.set_attn_implementation(spec["attention"])
     set_data_settings_(model, spec["pretrained_cfg"])
     return model

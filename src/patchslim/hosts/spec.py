@@ -39,6 +39,13 @@ class Preparation(Settings):
     crop_mode: Literal["center", "squash", "border"] | None = None
 
 
+class HFPreparation(Preparation):
+    """The same of a model of Hugging Face, whose name and size are nowhere else."""
+
+    architecture: Name
+    input_size: Annotated[list[Size], Field(min_length=3, max_length=3)]
+
+
 class Layer(Settings):
     """A class of layers by its name in a table, and its own settings."""
 
@@ -130,7 +137,7 @@ class HFSpec(Settings):
     config: dict[str, Any]
     attention: Literal["eager", "sdpa"]
     kwargs: dict[Literal["add_pooling_layer"], bool]
-    pretrained_cfg: Preparation
+    pretrained_cfg: HFPreparation
 
     @field_validator("config")
     @classmethod

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from patchslim.errors import CheckpointError, PatchslimError, PlanError, RunError, UnsupportedModel, first_words
+from patchslim.errors import CheckpointError, PatchslimError, RunError, UnsupportedModel, first_words
 from patchslim.hosts import open_host, rebuild_host, spec_of
 from patchslim.hosts.alike import difference
 from patchslim.hosts.weights import DTYPES, Slots, cast_, check_fit, not_finite, slots_of
@@ -26,14 +26,14 @@ def on_paper(spec: Mapping[str, Any], plan: SlimPlan, slots: Slots, source: str)
     with torch.device("meta"):
         host = rebuild_host(spec, most_blocks=len(slots))
         check_fit(host, slots, source)
-        opened = open_host(cast_(host, slots))
-        plan.check_fits(opened.info)
         try:
+            opened = open_host(cast_(host, slots))
+            plan.check_fits(opened.info)
             return assembled_(opened, plan)
         except PatchslimError:
             raise
-        except Exception as error:  # sizes that no tensor can have
-            raise PlanError(f"This plan makes no model: {first_words(error)}.") from None
+        except Exception as error:  # settings that pass alone may make nothing together
+            raise RunError(f"The host's settings and the plan make no model: {first_words(error)}.") from None
 
 
 def check_steps(slim: nn.Module, slots: Slots, source: str) -> None:
