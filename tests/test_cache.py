@@ -62,7 +62,7 @@ def test_a_line_that_a_crash_cut_short_is_forgotten_and_the_next_one_begins_anew
     filled(tmp_path)
     whole = (tmp_path / ENTRIES).read_bytes()
     first = whole.index(b"\n") + 1
-    for cut in range(len(whole) + 1):
+    for cut in {*range(0, len(whole), 13), first - 1, first, first + 1, len(whole) - 1, len(whole)}:
         (tmp_path / ENTRIES).write_bytes(whole[:cut])
         cache = Cache(tmp_path)
         assert (cache.get(KEY) is not None) == (cut >= first)
@@ -75,25 +75,62 @@ def test_a_line_that_a_crash_cut_short_is_forgotten_and_the_next_one_begins_anew
 
 def test_a_crash_before_the_line_leaves_nothing_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The module is written first: whoever finds the line finds the module too."""
-    written: list[bool] = []
-    monkeypatch.setattr(
-        "patchslim.cache.write_weights", lambda path, state: written.append((tmp_path / ENTRIES).exists())
-    )
-    Cache(tmp_path).put(OTHER, {}, layer(1))
-    assert written == [False]
+
+    def crash(path: Path, state: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("patchslim.cache.write_weights", crash)
+    with pytest.raises(KeyboardInterrupt):
+        Cache(tmp_path).put(OTHER, {}, layer(1))
+    assert not (tmp_path / ENTRIES).exists()
+
+
+def test_a_crash_between_new_weights_and_their_line_leaves_the_entry_as_it_was(tmp_path: Path) -> None:
+    filled(tmp_path)
+    before = (tmp_path / ENTRIES).read_bytes()
+    Cache(tmp_path).put(OTHER, {"epoch": 2}, layer(3))
+    (tmp_path / ENTRIES).write_bytes(before)
+    assert torch.equal(Cache(tmp_path).module(OTHER, layer(2)).weight, layer(1).weight)  # type: ignore[arg-type]
+    Cache(tmp_path).put(OTHER, {"epoch": 2}, layer(3))
+    assert torch.equal(Cache(tmp_path).module(OTHER, layer(2)).weight, layer(3).weight)  # type: ignore[arg-type]
 
 
 def test_what_is_damaged_is_told(tmp_path: Path) -> None:
     filled(tmp_path)
-    (module,) = tmp_path.glob("module-*.safetensors")
+    (module,) = tmp_path.glob("module-*")
     good = module.read_bytes()
-    for bad in (b"xx", good[:-5], None):
+    for bad in (b"xx", good[:-5], good[:-1] + bytes([good[-1] ^ 1]), None):  # the last: another number, a whole file
         module.unlink() if bad is None else module.write_bytes(bad)
         with pytest.raises(ps.RunError, match="The search can't be resumed: "):
             Cache(tmp_path).module(OTHER, layer(2))
     (tmp_path / ENTRIES).write_text('{"a": 1}\n')
     with pytest.raises(ps.RunError, match="is damaged, so the search can't be resumed; remove the folder"):
         Cache(tmp_path)
+
+
+def test_no_byte_of_a_line_can_change_unseen(tmp_path: Path) -> None:
+    filled(tmp_path)
+    whole, known = (tmp_path / ENTRIES).read_bytes(), Cache(tmp_path)
+    told = 0
+    for place in range(0, len(whole), 3):
+        (tmp_path / ENTRIES).write_bytes(whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1 :])
+        try:
+            found = Cache(tmp_path)
+        except ps.RunError:
+            told += 1
+        else:  # the last line's end, as if a crash had cut it
+            assert found.entries.items() <= known.entries.items()
+    assert told > len(whole) / 3 - 3
+
+
+def test_what_was_found_out_about_something_else_is_refused(tmp_path: Path) -> None:
+    about = {"weights": "w", "search": {"seed": 0, "memory_gib": 2.0}}
+    Cache(tmp_path, about).put(KEY, {"error": 0.5})
+    less = {"weights": "w", "search": {"seed": 0, "memory_gib": 0.1}}  # under another bound the same is found
+    assert Cache(tmp_path, less).get(KEY) == {"error": 0.5}
+    for other in ({**about, "weights": "v"}, {**about, "search": {"seed": 1, "memory_gib": 2.0}}, {}):
+        with pytest.raises(ps.RunError, match="is damaged, so the search can't be resumed"):
+            Cache(tmp_path, other)
 
 
 def test_a_cache_of_another_search_is_refused(tmp_path: Path) -> None:

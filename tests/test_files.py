@@ -13,6 +13,7 @@ from patchslim.files import (
     read_json,
     read_sealed,
     remove_leftovers,
+    remove_unfinished,
     replacing,
     write_json,
     write_sealed,
@@ -33,6 +34,18 @@ def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path: Path) -> 
         fail()
     assert path.read_text() == "old"
     assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_file_that_is_being_written_is_no_leftover(tmp_path: Path) -> None:
+    left = tmp_path / ".a.txt.0123abcd.patchslim"
+    for remove, place in ((remove_leftovers, tmp_path / "a.txt"), (remove_unfinished, tmp_path)):
+        left.write_text("half")
+        with replacing(tmp_path / "a.txt") as temporary:
+            temporary.write_text("new")
+            remove(place)
+            assert set(tmp_path.iterdir()) - {tmp_path / "a.txt"} == {temporary}
+        assert (tmp_path / "a.txt").read_text() == "new"
+        assert not left.exists()
 
 
 def test_json_ends_in_a_newline_and_is_readable_by_others(tmp_path: Path) -> None:
@@ -117,7 +130,15 @@ def test_a_sealed_object_tells_of_any_change(tmp_path: Path) -> None:
 def test_what_a_killed_write_left_can_be_removed(tmp_path: Path) -> None:
     path = tmp_path / "a.json"
     write_text(path, "x")
-    for name in (".a.json.0a1b2c3d.part", ".a.json.00000000.part", ".b.json.00000000.part"):
+    for name in (".a.json.0a1b2c3d.patchslim", ".a.json.00000000.patchslim", ".b.json.00000000.patchslim"):
         (tmp_path / name).write_text("half")
     remove_leftovers(path)
-    assert sorted(each.name for each in tmp_path.iterdir()) == [".b.json.00000000.part", "a.json"]
+    assert sorted(each.name for each in tmp_path.iterdir()) == [".b.json.00000000.patchslim", "a.json"]
+
+
+def test_bounds_on_memory_may_differ() -> None:
+    before = {"settings": {"seed": 0, "cache_gib": 4.0}, "search": {"memory_gib": 2.0}, "grid": [4, 4]}
+    check_same(before, {"settings": {"seed": 0, "cache_gib": 0.5}, "search": {"memory_gib": 0}}, "It", "stop")
+    check_same(before, {"grid": (4, 4)}, "It", "stop")  # as JSON has it
+    with pytest.raises(RunError, match=r"other settings \(seed 0, now 1\)"):
+        check_same(before, {"settings": {"seed": 1, "cache_gib": 4.0}}, "It", "stop")

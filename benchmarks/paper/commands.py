@@ -15,9 +15,8 @@ from benchmarks.paper.picture import draw
 from benchmarks.paper.published import TABLES, Cell, cells_of, models_of
 from benchmarks.paper.text import pages
 from benchmarks.rows import RESULTS, Row
-from patchslim.cli.compare import check_shares
 from patchslim.cli.opening import open_device
-from patchslim.cli.options import read_ratios
+from patchslim.cli.options import check_shares, read_ratios
 from patchslim.errors import CheckpointError, PatchslimError
 from patchslim.measure import SpeedConfig
 from patchslim.timing.modes import modes_for

@@ -12,6 +12,7 @@ from patchslim.events import Listener, silent
 from patchslim.hosts.weights import weights_fingerprint
 from patchslim.methods import DEFAULT, Task, fit, make, model_of, set_to
 from patchslim.search import Target
+from patchslim.version import __version__
 
 
 @torch.inference_mode(False)  # searches need gradients, and what is made in that mode could never learn
@@ -50,6 +51,7 @@ def slim(
             "model": task.once("weights", lambda: weights_fingerprint(task.host.model)),
             "set of images": task.images.fingerprint,
             "seed": seed,
+            "version of patchslim": __version__,
         }
         kept.belong_to(about)
     return model_of(fit(chosen, task), model)

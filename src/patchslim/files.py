@@ -7,14 +7,16 @@ import errno
 import hashlib
 import json
 import os
+import re
 import secrets
 import stat
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from glob import escape
 from io import BufferedReader
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import IO, TYPE_CHECKING, Any, TypeVar
 
 from patchslim.errors import PatchslimError, RunError
 
@@ -22,6 +24,8 @@ if TYPE_CHECKING:
     from pydantic import BaseModel, ValidationError
 
 MOST_JSON = 2**24  # bytes: a plan of a million patches has eight million
+UNFINISHED = re.compile(r"\..+\.[0-9a-f]{8}\.patchslim")  # the name of a file that is still being written
+BOUNDS = ("memory_gib", "cache_gib")  # settings that bound memory: work under any of them finds the same
 SEAL = "sha256"  # the key of a sealed object's own digest
 Schema = TypeVar("Schema", bound="BaseModel")
 
@@ -55,24 +59,70 @@ def is_as(path: Path, wanted: Digest) -> bool:
         return False
 
 
+def hold(file: IO[Any]) -> bool | None:
+    """Whether this process now holds an open file; the system frees it when the file is closed or the process dies.
+
+    False where another process holds it, None where this system, or the file's, has no such locks.
+    """
+    try:
+        import fcntl
+
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except (ImportError, OSError):
+        return None
+    return True
+
+
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """Give a temporary path beside `path`; on success it takes `path`'s place at once, on failure it vanishes."""
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.part")
-    temporary.touch()
-    try:
-        yield temporary
-        with temporary.open("rb") as file:
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
+    """Give a temporary path beside `path`; on success it takes `path`'s place at once, on failure it vanishes.
+
+    It is held meanwhile, which tells it from one whose writer was killed.
+    """
+    temporary, file = _begin(path)
+    with file:
+        try:
+            yield temporary
+            with temporary.open("rb") as written:
+                os.fsync(written.fileno())
+            temporary.replace(path)
+        finally:
+            temporary.unlink(missing_ok=True)
+
+
+def _begin(path: Path) -> tuple[Path, IO[bytes]]:
+    """A new file beside `path`, held by this process."""
+    while True:
+        temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.patchslim")
+        file = temporary.open("xb")
+        held = hold(file)
+        if held is None:  # Windows replaces no file that is open
+            file.close()
+        if held is not False and temporary.exists():
+            return temporary, file
+        file.close()  # another process took it for a leftover before it was held
 
 
 def remove_leftovers(path: Path) -> None:
-    """Remove what killed writes of a file have left beside it; for one who alone writes it."""
-    for left in path.parent.glob(f".{path.name}.*.part"):
-        left.unlink(missing_ok=True)
+    """Remove what killed processes have left beside a file that they were writing."""
+    _remove_unheld(path.parent.glob(f".{escape(path.name)}.*.patchslim"))
+
+
+def remove_unfinished(folder: Path) -> None:
+    """Remove what killed processes were writing anywhere below a folder, and nothing else."""
+    _remove_unheld(folder.rglob(".*.patchslim"))
+
+
+def _remove_unheld(paths: Iterable[Path]) -> None:
+    """Remove, of files that may be unfinished, those that are and that no process is writing."""
+    with suppress(OSError):  # folders that can't be listed
+        for path in paths:
+            if UNFINISHED.fullmatch(path.name) and path.is_file():
+                with suppress(OSError), path.open("r+b") as file:
+                    if hold(file):
+                        path.unlink()
 
 
 @contextmanager
@@ -155,27 +205,48 @@ def explain(error: "ValidationError") -> str:
     return f"{where}: {what}" if where else what
 
 
-def write_sealed(path: Path, data: Mapping[str, Any]) -> None:
-    """Write a JSON object with its own digest in it."""
+def sealed(data: Mapping[str, Any], about: Any = None) -> dict[str, Any]:
+    """A JSON object with its own digest in it, which is also that of what it is about, if that is given."""
     plain = json.loads(json.dumps(data))  # as it will be read
-    write_json(path, plain | {SEAL: _seal(plain)})
+    return {SEAL: _seal(plain, about), **plain}
 
 
-def read_sealed(path: Path, error: Callable[[str], PatchslimError], what: str) -> dict[str, Any]:
+def unsealed(data: Any, about: Any = None) -> dict[str, Any] | None:
+    """What `sealed` was given; None when anything in it has changed since, or it is about something else."""
+    if not isinstance(data, dict):
+        return None
+    plain = {name: value for name, value in data.items() if name != SEAL}
+    return plain if data.get(SEAL) == _seal(plain, about) else None
+
+
+def write_sealed(path: Path, data: Mapping[str, Any], about: Any = None) -> None:
+    """Write a JSON object with its own digest in it."""
+    write_json(path, sealed(data, about))
+
+
+def read_sealed(path: Path, error: Callable[[str], PatchslimError], what: str, about: Any = None) -> dict[str, Any]:
     """What `write_sealed` wrote; `error` is raised when anything in it has changed since."""
-    data = read_json(path, error, what)
-    if data.pop(SEAL, None) != _seal(data):
+    data = unsealed(read_json(path, error, what), about)
+    if data is None:
         raise error(f"The {what} {path} is not as it was written.")
     return data
 
 
-def _seal(data: Mapping[str, Any]) -> str:
-    """The digest of an object, however its keys are ordered."""
-    return hashlib.sha256(json.dumps(data, sort_keys=True).encode()).hexdigest()
+def _seal(data: Mapping[str, Any], about: Any) -> str:
+    """The digest of an object and what it is about, however their keys are ordered."""
+    return hashlib.sha256(json.dumps([essential(about), data], sort_keys=True).encode()).hexdigest()
+
+
+def essential(settings: Any) -> Any:
+    """Settings as JSON has them, less those that change nothing in what is found."""
+    if isinstance(settings, Mapping):
+        return {name: essential(value) for name, value in settings.items() if name not in BOUNDS}
+    return [essential(value) for value in settings] if isinstance(settings, (list, tuple)) else settings
 
 
 def check_same(before: Mapping[str, Any], now: Mapping[str, Any], what: str, advice: str) -> None:
     """Raise RunError when something was started with other settings, weights or images than those it goes on with."""
+    before, now = essential(before), essential(now)
     for name, value in now.items():
         if before.get(name) != value:
             raise RunError(f"{what} was started with other {name} ({_difference(before.get(name), value)}); {advice}.")

@@ -78,6 +78,25 @@ def test_bad_data_leaves_nothing_behind(run: Run, tmp_path: Path, data: str, wor
     assert not (tmp_path / "a").exists()
 
 
+@pytest.mark.parametrize("left", [False, True])
+def test_a_folder_made_beforehand_outlives_a_failed_start(run: Run, tmp_path: Path, left: bool) -> None:
+    """Also where a start was killed before it had found anything."""
+    search = tmp_path / "a" / "search"
+    search.mkdir(parents=True)
+    if left:
+        (search / "started.json").write_text('{"model": "another"}')
+        (search / "lock").touch()
+    else:
+        search.rmdir()
+    (tmp_path / "bad").mkdir()
+    (tmp_path / "bad" / "0.jpg").write_bytes(b"broken")
+    refused(run("slim", "test_vit", "--data", "bad", "--device", "cpu", "--out", "a"), "bad")
+    assert (tmp_path / "a").is_dir()
+    assert left or not list((tmp_path / "a").iterdir())
+    assert run(*QUICK, "--out", "a", "--resume")[0] == 0
+    assert not search.exists()
+
+
 def test_bad_checkpoints(run: Run, tmp_path: Path) -> None:
     good = timm.create_model("digits_vit").state_dict()
     bad: dict[str, tuple[Any, str]] = {
@@ -105,6 +124,7 @@ def test_folders_that_hold_something(run: Run, tmp_path: Path) -> None:
     assert result(run, *QUICK, "--out", "a", "--resume")["macs_ratio"] <= 0.7
     moved = [word if word != "digits" else "digits:train" for word in QUICK]
     assert run(*moved, "--out", "a", "--resume")[0] == 0  # the same images by another name
+    assert run(*QUICK, "--memory", "0.5", "--out", "a", "--resume")[0] == 0
     for words, told in (
         (("--seed", "1"), "started with other search (seed 0, now 1)"),
         (("--target-macs", "0.6"), "started with other target (macs 0.7, now 0.6)"),
@@ -219,7 +239,7 @@ def test_ctrl_c_is_told_and_resumable(
         refused(run(*command, "a"), "go on where they were with the same command and --resume")
     refused(run(*command, "a"), "already holds a run")
     refused(run("eval", "a", *ON_CPU), "not finished")
-    assert run(*command, "a", "--resume")[0] == 0
+    assert run(*command, "a", "--resume", "--memory", "0")[0] == 0  # with less memory than before
     assert run(*command, "b")[0] == 0
     for name in ("plan.json", "model.safetensors"):
         assert (tmp_path / "a" / name).read_bytes() == (tmp_path / "b" / name).read_bytes()

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 import patchslim as ps
-from commands import SMALL, Run, refused, result
+from commands import ON_CPU, SMALL, Run, refused, result
 from patchslim.cli import terminal
 from patchslim.cli.options import read_ratios
 from patchslim.errors import BudgetError
@@ -48,7 +48,7 @@ def test_an_interrupted_sweep_goes_on_and_a_finished_one_is_left_alone(
         patch.setitem(terminal.DOING, "candidate", (doing, interrupted))
         refused(run(*command, "cut"), "--resume")
     assert not (tmp_path / "cut" / "sweep.json").exists()
-    refused(run(*command, "cut"), "already holds a run")
+    refused(run(*command, "cut"), "already holds a sweep; go on with --resume")
     assert run(*command, "cut", "--resume")[0] == 0
     assert run(*command, "whole")[0] == 0
     for ratio in ("macs-0.8", "macs-0.65"):
@@ -66,11 +66,25 @@ def test_a_ratio_out_of_reach_leaves_the_finished_ones_whole(run: Run, tmp_path:
     refused(run("slim", *SMALL, "--method", "evit", "--target-macs", "0.8,0.1", "--out", "a"), "EViT takes at least")
     assert {path.name for path in (tmp_path / "a").iterdir()} <= {"macs-0.8", "log.jsonl"}
     assert result(run, "inspect", "a/macs-0.8")["patches"] == 16
+    for command in ("finetune", "eval", "export", "slim"):
+        more = ("--format", "onnx") if command == "export" else ON_CPU
+        refused(run(command, "a", *more), "a holds the runs of a sweep; give one of them: macs-0.8")
 
 
+@pytest.mark.parametrize("command", ["slim", "compare"])
 @pytest.mark.parametrize(
-    ("text", "ratios"), [(None, []), ("0.6", [0.6]), ("0.5,0.7, 0.6", [0.7, 0.6, 0.5]), ("0.5,0.5", [0.5])]
+    ("ratios", "words"),
+    [("0.8,nan", "between 0 and 1"), ("0.8,1", "between 0 and 1"), ("0.8,0.80", "0.8 is given twice; leave one out")],
 )
+def test_bad_ratios_are_refused_before_any_work(
+    command: str, ratios: str, words: str, run: Run, tmp_path: Path
+) -> None:
+    more = ("--val", "digits:test", "--methods", "tome") if command == "compare" else ("--method", "tome")
+    refused(run(command, *SMALL, *more, "--target-macs", ratios, "--out", "a"), words)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(("text", "ratios"), [(None, []), ("0.6", [0.6]), ("0.5,0.7, 0.6", [0.7, 0.6, 0.5])])
 def test_ratios_are_read_with_commas_between(text: str | None, ratios: list[float]) -> None:
     assert read_ratios(text) == ratios
 

@@ -1,6 +1,7 @@
 """A comparison's rows after recovery, its empty cells, its folder, and what an interruption costs."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import patchslim as ps
 from measure.comparing import IMAGES, LEARN, QUICK, Broken, Named, labelled
 from patchslim.cache import Cache
 from patchslim.data import tensor_images
-from patchslim.errors import MethodError, PatchslimError, RunError
+from patchslim.errors import BudgetError, MethodError, PatchslimError, RunError
 from patchslim.measure import compare, evaluate
 from small import make_host, make_images
 
@@ -156,3 +157,40 @@ def test_a_second_process_is_kept_out(tmp_path: Path) -> None:
         fcntl.flock(lock, fcntl.LOCK_EX)
         with pytest.raises(RunError, match="Another process is working"):
             compare(model, IMAGES, labelled(model), ["tome"], [0.8], QUICK, folder=tmp_path / "a", resume=True)
+
+
+def test_a_cell_that_has_changed_is_told(tmp_path: Path) -> None:
+    """Also one of another comparison."""
+    model = make_host()
+    val = labelled(model)
+
+    def at(name: str, ratios: list[float], config: Any = QUICK) -> Any:
+        return compare(model, IMAGES, val, ["tome"], ratios, config, folder=tmp_path / name, resume=True)["rows"]
+
+    rows = at("a", [0.8])
+    at("b", [0.8], replace(QUICK, seed=1))
+    cell = tmp_path / "a" / "cells" / "tome@0.8.json"
+    good = cell.read_text()
+    for bad in (
+        good.replace('"method": "tome"', '"method": "evit"'),
+        (tmp_path / "b" / "cells" / cell.name).read_text(),
+    ):
+        cell.write_text(bad)
+        with pytest.raises(RunError, match=r"tome@0\.8\.json is not as it was written"):
+            at("a", [0.8])
+    cell.write_text(good)
+    assert at("a", [0.8]) == rows
+
+
+def test_a_comparison_that_was_killed_before_its_first_row_is_begun_anew(tmp_path: Path) -> None:
+    model = make_host()
+    (tmp_path / "cells").mkdir()
+    (tmp_path / "started.json").write_text('{"model": "another"}')
+    assert compare(model, IMAGES, labelled(model), ["tome"], [0.8], QUICK, folder=tmp_path)["rows"]
+
+
+def test_a_ratio_that_is_no_share_costs_nothing(tmp_path: Path) -> None:
+    model = make_host()
+    with pytest.raises(BudgetError, match="between 0 and 1"):
+        compare(model, IMAGES, labelled(model), ["tome"], [0.8, float("nan")], QUICK, folder=tmp_path / "a")
+    assert not (tmp_path / "a").exists()

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import random
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +16,8 @@ import patchslim as ps
 from patchslim.events import Listener, silent
 from patchslim.hosts.weights import weights_fingerprint
 from patchslim.methods import Task
-from patchslim.runs.make import check_runs_folder, make_runs, run_name
+from patchslim.runs.make import check_runs_folder, make_runs
+from patchslim.runs.sweep import run_name
 from patchslim.search import Target
 from power import Interrupted, interrupt_after
 from sealing import resealed
@@ -159,8 +162,30 @@ def test_a_ratio_out_of_reach_leaves_nothing_but_finished_runs(tmp_path: Path, r
     folder = tmp_path / "sweep"
     with pytest.raises(ps.BudgetError, match=r"0\.001"):
         go(folder, METHODS["cover"], ratios)
-    left = [path.name for path in folder.iterdir()] if folder.exists() else []
-    assert left == [run_name(ratio) for ratio in ratios[:-1]]
+    left = {path.name for path in folder.iterdir()} if folder.exists() else set()
+    assert left == ({run_name(0.8), "log.jsonl"} if len(ratios) > 1 else set())
+
+
+def test_a_sweep_goes_on_past_a_ratio_out_of_reach(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = ps.methods.ToMe.fit
+
+    def fit(self: ps.methods.ToMe, task: Task) -> Any:
+        if task.target.macs == 0.7:
+            raise ps.BudgetError("No plan has 0.7.")
+        return real(self, task)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ps.methods.ToMe, "fit", fit)
+        for _ in range(2):  # what is finished is not made again
+            with pytest.raises(ps.BudgetError, match=r"holds macs-0.8, macs-0.6, but macs-0.7 can't be had: No plan"):
+                go(tmp_path, METHODS["tome"], [0.8, 0.7, 0.6])
+            assert {path.name for path in tmp_path.iterdir()} <= {"macs-0.8", "macs-0.6", "log.jsonl"}
+    first = (tmp_path / "macs-0.6" / "plan.json").stat().st_mtime_ns
+    with pytest.raises(ps.RunError, match="already holds a sweep; go on with --resume"):
+        check_runs_folder(tmp_path, resume=False, sweep=True)
+    check_runs_folder(tmp_path, resume=True, sweep=True)
+    assert len(go(tmp_path, METHODS["tome"], [0.8, 0.7, 0.6])) == 3
+    assert (tmp_path / "macs-0.6" / "plan.json").stat().st_mtime_ns == first
 
 
 def test_a_model_without_a_plan_makes_no_run(tmp_path: Path) -> None:
@@ -174,3 +199,38 @@ def test_a_plan_names_the_weights_it_was_made_for(tmp_path: Path) -> None:
     found = json.loads((tmp_path / "plan.json").read_text())["provenance"]
     assert found["host_weights"] == weights_fingerprint(make_host())
     assert found["target"]["macs"] == 0.6
+
+
+@pytest.mark.parametrize("name", ["merge", "ps"])
+def test_whatever_changes_in_a_memory_changes_no_plan(name: str, tmp_path: Path) -> None:
+    """Every file of an interrupted search is damaged here and there, or is another search's: told, or of no account."""
+    whole, cut, other = (tmp_path / name for name in ("whole", "cut", "other"))
+    go(whole, METHODS[name], [0.6])
+    for folder, started, events in ((cut, STARTED, 12), (other, STARTED | {"images": "j"}, 9)):
+        with pytest.raises(Interrupted):
+            go(folder, METHODS[name], [0.6], interrupt_after(events), started)
+    expected, draw, told = (whole / "plan.json").read_bytes(), random.Random(0), 0
+    for path in sorted((cut / "search").iterdir()):
+        good = path.read_bytes()
+        bad = [changed(good, draw) for _ in range(4)] if good else []
+        if (other / "search" / path.name).exists():
+            bad.append((other / "search" / path.name).read_bytes())
+        for data in bad:
+            folder = tmp_path / "again"
+            shutil.copytree(cut, folder)
+            (folder / "search" / path.name).write_bytes(data)
+            try:
+                go(folder, METHODS[name], [0.6])
+            except ps.PatchslimError:
+                told += 1
+            else:
+                assert (folder / "plan.json").read_bytes() == expected
+            shutil.rmtree(folder)
+    assert told > 3
+
+
+def changed(data: bytes, draw: random.Random) -> bytes:
+    """Bytes with one other bit, a part of them zero, or without their end."""
+    place = draw.randrange(len(data))
+    bit = bytes([data[place] ^ 1 << draw.randrange(8)])
+    return draw.choice([data[:place] + bit + data[place + 1 :], data[:place], data[:place] + bytes(len(data) - place)])

@@ -17,7 +17,7 @@ from patchslim.folder import alone
 from patchslim.hosts.weights import weights_fingerprint
 from patchslim.methods import Task
 from patchslim.recover import RecoverConfig
-from patchslim.runs import manifest, store
+from patchslim.runs import manifest
 from patchslim.runs.make import make_runs
 from patchslim.runs.recover import Request, recover_run
 from patchslim.runs.store import load_teacher
@@ -169,7 +169,7 @@ def test_an_interruption_loses_nothing(
 
     with monkeypatch.context() as patched:
         if replaced is not None:
-            patched.setattr(store, "put_files", crash)
+            patched.setattr("patchslim.runs.store.put_files", crash)
         with pytest.raises(Interrupted):
             recover_run(Request(run, out), IMAGES, CONFIG, CPU, listen)
     found = ps.load(folder)
@@ -191,34 +191,6 @@ def test_a_failure_before_anything_is_learnt_leaves_nothing(tmp_path: Path) -> N
             recover_run(request, IMAGES, labels, CPU)
     assert contents(run) == before
     assert not out.exists()
-
-
-def test_a_copy_that_was_cut_short_is_gone_on_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Killed while files were copied, nothing is tidied up: its folder has no plan yet."""
-    run, out = tmp_path / "run", tmp_path / "out"
-    slim_run(run)
-    (out / "recovery").mkdir(parents=True)
-    images = {"count": len(IMAGES), "fingerprint": IMAGES.fingerprint}
-    (out / "recovery" / "started.json").write_text(json.dumps({"settings": CONFIG.decisive(), "images": images}))
-    shutil.copyfile(run / "model.safetensors", out / "model.safetensors")
-    with pytest.raises(ps.RunError, match="interrupted recovery; go on with --resume"):
-        go(run, out=out)
-    go(run, out=out, resume=True)
-    ps.load(out)
-
-
-def test_bounds_on_memory_may_differ(tmp_path: Path) -> None:
-    run = tmp_path / "run"
-    slim_run(run)
-
-    def listen(event: Any) -> None:
-        if event["event"] == "epoch":
-            raise Interrupted
-
-    with pytest.raises(Interrupted):
-        recover_run(Request(run), IMAGES, CONFIG, CPU, listen)
-    go(run, replace(CONFIG, cache_gib=0.1, pictures_gib=0.0), resume=True)
-    assert not (run / "recovery").exists()
 
 
 def test_a_recovery_that_learnt_nothing_leaves_the_run_as_it_was(tmp_path: Path) -> None:
@@ -317,3 +289,33 @@ def test_a_second_process_is_kept_out_and_does_no_harm(tmp_path: Path) -> None:
         go(run)
     assert (run / "recovery" / "lock").exists()
     go(run)
+
+
+def test_a_copy_that_was_killed_while_it_was_made_is_begun_anew(tmp_path: Path) -> None:
+    run, out = tmp_path / "run", tmp_path / "out"
+    slim_run(run)
+    (out / "recovery").mkdir(parents=True)
+    (out / "recovery" / "started.json").write_text('{"settings": "others"}')
+    (out / "model.safetensors").write_bytes(b"half")
+    go(run, out=out, resume=True)
+    assert same(ps.load(out), ps.finetune(ps.load(run), load_teacher(run), IMAGES, CONFIG))
+    (out / "plan.json").unlink()  # nobody was at work here
+    with pytest.raises(ps.RunError, match="an unfinished run"):
+        go(run, out=out)
+
+
+def test_an_interrupted_recovery_goes_on_with_less_memory(tmp_path: Path) -> None:
+    run, heard = tmp_path / "run", [0]
+    slim_run(run)
+    shutil.copytree(run, tmp_path / "whole")
+
+    def listen(event: Any) -> None:
+        heard[0] += event["event"] == "reconstructed"
+        if heard[0] == 3:
+            raise Interrupted
+
+    with pytest.raises(Interrupted):
+        recover_run(Request(run), IMAGES, CONFIG, CPU, listen)
+    go(run, replace(CONFIG, cache_gib=0.0), resume=True)
+    go(tmp_path / "whole")
+    assert (run / "model.safetensors").read_bytes() == (tmp_path / "whole" / "model.safetensors").read_bytes()

@@ -15,6 +15,7 @@ from patchslim.hosts import open_hf
 from patchslim.hosts.checkpoint import put_checkpoint_, read_checkpoint
 from patchslim.hosts.hf_open import ON_HUB, is_hf_name
 from patchslim.runs.store import CONFIG, holds_run
+from patchslim.runs.sweep import check_no_sweep
 
 
 def open_model(
@@ -35,6 +36,7 @@ def open_model(
             raise CheckpointError(f"{name} is a Hugging Face model and brings its own weights; leave out --checkpoint.")
         return open_hf(name, img_size)
     if not timm.is_model(name):
+        check_no_sweep(Path(name))
         raise UnsupportedModel(_unknown(name))
     if checkpoint is not None and pretrained:
         raise CheckpointError("Give --checkpoint or --pretrained, not both.")

@@ -1,5 +1,6 @@
 """Arguments and options that several commands share, and how their words are read."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -32,11 +33,24 @@ AsJson = Annotated[bool, Option("--json", help="Print one JSON object; all else 
 
 
 def read_ratios(text: str | None) -> list[float]:
-    """The MAC ratios asked for, each once, the largest first."""
+    """The MAC ratios asked for, the largest first."""
     try:
-        return sorted({float(word) for word in text.split(",")}, reverse=True) if text is not None else []
+        ratios = sorted(map(float, text.split(",")), reverse=True) if text is not None else []
     except ValueError:
         raise BudgetError(f"{text} is not a MAC ratio, nor several with commas between; try 0.6 or 0.7,0.55.") from None
+    check_shares(ratios)
+    return ratios
+
+
+def check_shares(ratios: Sequence[float]) -> None:
+    """Raise BudgetError for a MAC ratio that is no share, and for one that is there twice."""
+    for ratio in ratios:
+        if not 0 < ratio < 1:
+            raise BudgetError(f"The MAC ratio has to lie between 0 and 1, not at {ratio:g}; try 0.6.")
+    names = [f"{ratio:g}" for ratio in ratios]  # as in the names of folders and rows
+    for name in names:
+        if names.count(name) > 1:
+            raise BudgetError(f"The MAC ratio {name} is given twice; leave one out.")
 
 
 def split_setting(text: str) -> tuple[str, str]:

@@ -18,8 +18,8 @@ from patchslim.data import AnyImages, ImageSource, as_source
 from patchslim.data.views import seeded
 from patchslim.errors import BudgetError, MethodError, PlanError, RecoverError, RunError, UnsupportedModel
 from patchslim.events import Listener, silent
-from patchslim.files import read_json, write_json
-from patchslim.folder import ITSELF, STARTED, check_folder, working
+from patchslim.files import read_sealed, write_json, write_sealed
+from patchslim.folder import ITSELF, LOG, STARTED, blank, check_folder, working
 from patchslim.hosts import open_host
 from patchslim.hosts.weights import weights_fingerprint
 from patchslim.macs import count_macs, host_macs
@@ -36,6 +36,7 @@ from patchslim.timing.modes import in_dtype, modes_for
 
 BASE = "base"
 CELLS, WORKING, RESULT = "cells", "working", "comparison.json"
+FILES = (LOG, CELLS, WORKING)  # what there may be before the first row is there
 Row = dict[str, Any]
 # What a method may fail with on one model or ratio; the rest of the table goes on.
 OWN_FAULT = (BudgetError, MethodError, PlanError, RecoverError, UnsupportedModel)
@@ -106,6 +107,8 @@ def compare(
         about[name] = {"count": len(source), "fingerprint": source.fingerprint}
     chosen = [make(method) if isinstance(method, str) else method for method in methods]
     named = {label(method): method for method in chosen}
+    for ratio in ratios:
+        Target(macs=ratio)  # refuses what is no share, before any work
     wanted = [(name, ratio) for name in named for ratio in sorted(set(ratios), reverse=True)]
     wanted = [cell for cell in wanted if only is None or cell in only]
     store, rows = Store(folder, about), dict[str, Row]()
@@ -144,7 +147,12 @@ def file_name(label: str) -> str:
 
 def check_place(folder: Path, resume: bool) -> None:
     """Raise RunError unless a comparison may be written, or gone on with, in this folder."""
-    check_folder(folder, resume, lambda found: (found / STARTED).exists(), "comparison")
+    if not blank(folder, ITSELF, lambda: _has_cells(folder), FILES):
+        check_folder(folder, resume, lambda found: (found / STARTED).exists(), "comparison")
+
+
+def _has_cells(folder: Path) -> bool:
+    return any((folder / CELLS).glob("*.json"))
 
 
 class Store:
@@ -161,7 +169,7 @@ class Store:
             yield
             return
         check_place(folder, resume)
-        with working(folder, ITSELF, self.started, lambda: any((folder / CELLS).glob("*.json"))):
+        with working(folder, ITSELF, self.started, lambda: _has_cells(folder), files=FILES):
             yield
             shutil.rmtree(folder / WORKING, ignore_errors=True)
 
@@ -172,13 +180,15 @@ class Store:
     def get(self, name: str) -> Row | None:
         """A cell that is done."""
         path = self.at(CELLS, f"{name}.json")
-        return None if path is None or not path.exists() else read_json(path, RunError, "comparison's cell")
+        if path is None or not path.exists():
+            return None
+        return read_sealed(path, RunError, "comparison's cell", self.started)
 
     def put(self, name: str, row: Row) -> None:
         """Keep a cell, on disk before this returns."""
         if self.folder is not None:
             (self.folder / CELLS).mkdir(exist_ok=True)
-            write_json(self.folder / CELLS / f"{name}.json", row)
+            write_sealed(self.folder / CELLS / f"{name}.json", row, self.started)
             shutil.rmtree(self.folder / WORKING / name, ignore_errors=True)
 
 
@@ -202,7 +212,8 @@ class _Comparison:
         """One cell, whatever was measured before it."""
         row: Row = {"method": name, "target_macs": ratio, "reason": None}
         start, task = time.monotonic(), self.task.at(Target(macs=ratio))
-        task.cache = task.once(("cache", name), lambda: Cache(self.store.at(WORKING, "searches", file_name(name))))
+        about, place = {"method": name, **self.store.started}, self.store.at(WORKING, "searches", file_name(name))
+        task.cache = task.once(("cache", name), lambda: Cache(place, about))
         with seeded(self.config.seed, device=task.device):
             try:
                 found = fit(method, task)

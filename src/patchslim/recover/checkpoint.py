@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from torch import Tensor
 
 from patchslim.errors import PatchslimError, RunError
-from patchslim.files import Digest, check_same, checked, digest, is_as, read_sealed, remove_leftovers, write_sealed
+from patchslim.files import Digest, check_same, checked, digest, is_as, read_sealed, remove_unfinished, write_sealed
 from patchslim.hosts.weights import read_weights, write_weights
 
 STATE, VERSION = "state.json", 2
@@ -135,8 +135,8 @@ class Checkpoints:
         fields = {name: getattr(progress, name) for name in _FIELDS}
         about = {"version": VERSION, "number": self.number, "tensors": asdict(digest(tensors)), "started": self.started}
         write_sealed(self.folder / STATE, about | fields)
-        remove_leftovers(self.folder / STATE)
-        for path in (*self.folder.glob("state-*.safetensors"), *self.folder.glob(".state-*.part")):
+        remove_unfinished(self.folder)
+        for path in self.folder.glob("state-*.safetensors"):
             if path != tensors:
                 path.unlink(missing_ok=True)
 

@@ -7,6 +7,7 @@ from typing import Any, Literal, get_args
 import torch
 
 from patchslim.errors import RecoverError
+from patchslim.files import essential
 
 Amp = Literal["auto", "bf16", "off"]
 
@@ -15,7 +16,6 @@ _FROM_ZERO = (
     *("epochs", "block_epochs", "supervised_epochs", "weight_decay", "mixup", "cutmix", "seed"),
     *("feature_weight", "patch_weight", "distill_weight", "token_weight", "cache_gib", "pictures_gib"),
 )
-_BOUNDS = ("cache_gib", "pictures_gib")
 _FROM_ONE = ("batch_size", "block_batch_size", "block_images", "patience")
 
 
@@ -57,7 +57,7 @@ class RecoverConfig:
     crop_scale: float = 0.35  # smallest share of the picture that a training view shows
     amp: Amp = "auto"  # bf16 on a GPU; some CPUs are faster in it too, and a little is lost by it
     cache_gib: float = 4.0  # bound on features cached block by block; past it they are computed again
-    pictures_gib: float = 4.0  # bound on pictures kept decoded; past it they are decoded anew in every epoch
+    pictures_gib: float = 4.0  # bound on pictures kept decoded; past it views are cut from the files, in every epoch
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -97,5 +97,5 @@ class RecoverConfig:
         return asdict(self)
 
     def decisive(self) -> dict[str, Any]:
-        """The settings that the result depends on: all but the bounds on memory."""
-        return {name: value for name, value in asdict(self).items() if name not in _BOUNDS}
+        """The settings that the result depends on: all but the bounds on memory that change no number."""
+        return dict(essential(asdict(self)))

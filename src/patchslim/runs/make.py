@@ -10,19 +10,19 @@ from typing import Any
 
 from torch import nn
 
-from patchslim.cache import ENTRIES, Cache
-from patchslim.errors import RunError
+from patchslim.cache import Cache, begun
+from patchslim.errors import BudgetError, RunError
 from patchslim.files import write_json
-from patchslim.folder import check_folder, check_started, working
+from patchslim.folder import SOURCE, blank, check_folder, check_started, working
 from patchslim.hosts import inspect
 from patchslim.macs import count_macs, host_macs
 from patchslim.methods import Task, fit
 from patchslim.plan import SPEED, SlimPlan
 from patchslim.runs.store import CONFIG, PLAN, SEARCH, holds_run, load, read_metrics, write_run
+from patchslim.runs.sweep import run_name, swept
 from patchslim.slimmed import apply, own_keys
 
 SWEEP = "sweep.json"  # the runs of a finished sweep, and their metrics
-OF_A_SWEEP = "macs-"  # how the names of its runs' folders begin
 WITHOUT_A_PLAN = (
     "This method makes a model that no plan describes, so there is no run to write; "
     "measure it with `patchslim compare`, or use ps.slim in Python."
@@ -30,20 +30,18 @@ WITHOUT_A_PLAN = (
 Metrics = dict[str, Any]
 
 
-def run_name(ratio: float) -> str:
-    """The folder of one ratio's run in a sweep."""
-    return f"{OF_A_SWEEP}{ratio:g}"
-
-
 def runs_in(folder: Path) -> list[Path]:
     """The runs of a sweep's folder, or the folder itself."""
-    plans = [] if (folder / PLAN).exists() else folder.glob(f"{OF_A_SWEEP}*/{PLAN}")
-    return sorted(plan.parent for plan in plans) or [folder]
+    return swept(folder) or [folder]
 
 
 def check_runs_folder(folder: Path, resume: bool, sweep: bool) -> None:
     """Raise RunError unless a run, or a sweep of several, may be written or gone on with in this folder."""
-    if sweep and (folder / SWEEP).exists():
+    if blank(folder, SEARCH, lambda: begun(folder / SEARCH)):
+        return
+    if sweep and (folder / PLAN).exists():
+        raise RunError(f"{folder} holds a run of one MAC ratio; choose another folder with --out for several.")
+    if sweep and swept(folder):
         check_folder(folder, resume, lambda own: True, "sweep")
     else:
         check_folder(folder, resume, holds_run)
@@ -55,34 +53,40 @@ def make_runs(
     """Fit a method and write the run; metrics by run folder. For several MAC ratios each has a folder `macs-RATIO`.
 
     `started` says what the run is made from; an interrupted one goes on only if it is the same. Finished runs are left
-    alone.
+    alone: also where the method can't reach another ratio, which BudgetError tells once all were tried.
     """
     if not getattr(method, "plans", True):  # before any work
         raise RunError(WITHOUT_A_PLAN)
-    sweep = len(ratios) > 1
+    memory, sweep = folder / SEARCH, len(ratios) > 1
     if not sweep and (folder / PLAN).exists():
         return {folder: finished(folder, started)}
-    entries, done = folder / SEARCH / ENTRIES, [folder / run_name(ratio) / PLAN for ratio in ratios]
-
-    def worth() -> bool:  # a finished sweep has nothing to go on with: its runs are looked at one by one
-        begun = any(plan.exists() for plan in done) and not (folder / SWEEP).exists()
-        return entries.exists() or begun
-
     metrics: dict[Path, Metrics] = {}
-    with working(folder, SEARCH, started, worth, task.progress) as told:
-        own = replace(task, cache=Cache(folder / SEARCH), progress=told)
+    missed: dict[str, BudgetError] = {}
+    with working(folder, SEARCH, started, lambda: begun(memory), task.progress) as told:
+        about = {name: value for name, value in started.items() if name != SOURCE}
+        own = replace(task, cache=Cache(memory, about), progress=told)
         if not sweep:
             return {folder: _make(own, method, folder, started)}
         for ratio in sorted(ratios, reverse=True):
-            at = own.at(replace(task.target, macs=ratio))
-            run, about = folder / run_name(ratio), dict(started) | {"target": at.target.as_dict()}
-            metrics[run] = finished(run, about) if (run / PLAN).exists() else _make(at, method, run, about)
-        write_json(folder / SWEEP, {"runs": {run.name: found for run, found in metrics.items()}})
+            at, run = own.at(replace(task.target, macs=ratio)), folder / run_name(ratio)
+            try:
+                metrics[run] = _make(at, method, run, dict(started) | {"target": at.target.as_dict()})
+            except BudgetError as error:
+                missed[run.name] = error
+        if not metrics:
+            raise next(iter(missed.values()))
+        if not missed:
+            write_json(folder / SWEEP, {"runs": {run.name: found for run, found in metrics.items()}})
+    if missed:
+        done, first = ", ".join(run.name for run in metrics), next(iter(missed.values()))
+        raise BudgetError(f"{folder} holds {done}, but {', '.join(missed)} can't be had: {first}")
     return metrics
 
 
 def _make(task: Task, method: Any, folder: Path, started: Mapping[str, Any]) -> Metrics:
-    """Fit, and write what was found."""
+    """Fit, and write what was found; a run that is whole already is left alone."""
+    if (folder / PLAN).exists():
+        return finished(folder, started)
     start, network = time.monotonic(), task.host.model
     found = fit(method, task)
     seconds = round(time.monotonic() - start, 1)

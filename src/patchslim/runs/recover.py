@@ -13,7 +13,7 @@ from patchslim.data import ImageSource
 from patchslim.errors import RunError
 from patchslim.events import Listener, silent
 from patchslim.files import check_same, digest, is_as, read_sealed, replacing, write_sealed
-from patchslim.folder import LOCK, LOG, SOURCE, STARTED, alone, working
+from patchslim.folder import LOCK, LOG, SOURCE, alone, blank, working
 from patchslim.recover import RecoverConfig, recover
 from patchslim.recover.checkpoint import STATE
 from patchslim.runs.manifest import MANIFEST
@@ -32,6 +32,7 @@ from patchslim.runs.store import (
 )
 
 VAL = "val.json"
+COPIED = (*FILES, LOG, MANIFEST, PLAN)  # the plan goes last into a copy: a folder with a plan is a whole run
 Judge = Callable[[nn.Module], dict[str, Any]]
 
 
@@ -82,11 +83,7 @@ def _check_copy(request: Request) -> None:
     folder = request.folder
     if (folder.exists() or folder.is_symlink()) and not folder.is_dir():
         raise RunError(f"{folder} is no folder; choose another with --out.")
-    if not folder.exists() or not any(folder.iterdir()):
-        return
-    if request.copies and (folder / RECOVERY / STARTED).exists():  # killed while the copy was made
-        if not request.resume:
-            raise RunError(f"{folder} has an interrupted recovery; go on with --resume.")
+    if request.copies and blank(folder, RECOVERY, lambda: request.interrupted, COPIED):
         return
     if request.copies:
         what = "an unfinished run" if holds_run(folder) else "something else than a run"
@@ -124,9 +121,10 @@ def recover_run(
             for path in memory.iterdir():
                 if path.name != LOCK:
                     path.unlink()
-    # The plan goes last into a copy: a folder with a plan is a whole run.
-    begun, files = (memory / STATE).exists, (*FILES, LOG, MANIFEST, PLAN) if fresh else ()
+    begun, files = (memory / STATE).exists, COPIED if fresh else ()
     with working(folder, RECOVERY, started, begun, listen, files=files, advice="start over with --again") as told:
+        if fresh and not request.copies:  # another process was as fast
+            raise RunError(f"{folder} already holds a run; go on with --resume, or choose another folder with --out.")
         for name in files:
             if (request.run / name).exists():
                 with replacing(folder / name) as draft:

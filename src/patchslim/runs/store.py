@@ -27,6 +27,7 @@ from patchslim.hosts.weights import (
     weights_fingerprint,
 )
 from patchslim.plan import HOST, SlimPlan
+from patchslim.runs import sweep
 from patchslim.runs.manifest import (
     MANIFEST,
     UNKNOWN,
@@ -44,7 +45,7 @@ from patchslim.slimmed import apply, is_slim, own_keys
 from patchslim.slimmed.assemble import fingerprint
 from patchslim.version import __version__
 
-CONFIG, PLAN, WEIGHTS, METRICS = "config.json", "plan.json", "model.safetensors", "metrics.json"
+CONFIG, PLAN, WEIGHTS, METRICS = "config.json", sweep.PLAN, "model.safetensors", "metrics.json"
 STEPS_WEIGHTS = "steps.safetensors"  # what the steps own, such as distances: not the host's, so not in its file
 HOST_WEIGHTS = "host.safetensors"  # the original network's, once those of the run are others: the teacher
 # What a run is made of, less its plan, which is written last; and what no run is without.
@@ -167,6 +168,7 @@ def find_run(folder: Path) -> None:
         raise RunError(f"There is no run folder at {folder}.")
     if is_hf_folder(folder):
         raise RunError(f"{folder} holds a Hugging Face model and no run; make one with `patchslim slim {folder} …`.")
+    sweep.check_no_sweep(folder)
     if not holds_run(folder):
         raise RunError(f"{folder} holds no run: it has no {CONFIG}; give a run folder.")
     if not (folder / PLAN).exists():
