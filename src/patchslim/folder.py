@@ -191,7 +191,7 @@ def _locked(own: Path, folder: Path) -> tuple[IO[bytes], bool]:
             if os.path.samestat(os.fstat(file.fileno()), (own / LOCK).stat()):
                 return file, made
             file.close()  # the lock of a process that was done, and removed it
-        except FileNotFoundError:  # a process that failed removed what it had made, between two of these lines
+        except (FileNotFoundError, FileExistsError):  # a process that failed removed what it had made, meanwhile
             if attempt == ATTEMPTS:
                 raise
     raise RunError(f"Other processes make and remove {folder} all the time; wait for them or choose another folder.")
