@@ -229,6 +229,15 @@ def test_only_finished_work_outlives_what_cannot_be_reached(tmp_path: Path) -> N
     assert names(folder) == {"macs-0.8", LOG}
 
 
+def test_a_log_that_is_no_file_is_told(tmp_path: Path) -> None:
+    killed(tmp_path, finds=True)
+    (tmp_path / LOG).unlink()
+    os.mkfifo(tmp_path / LOG)
+    with pytest.raises(RunError, match=rf"{LOG} is no plain file"):
+        begin(tmp_path).__enter__()
+    assert (tmp_path / "search" / FOUND).exists()
+
+
 def test_another_version_is_told(tmp_path: Path) -> None:
     folder, started = tmp_path / "run", tmp_path / "run" / "search" / STARTED
     killed(folder, finds=True)

@@ -199,6 +199,8 @@ def _locked(own: Path, folder: Path) -> tuple[IO[bytes], bool]:
 
 def logged(log: Path, listen: Listener) -> Listener:
     """A listener that also writes every event as a line of JSON, all but single steps."""
+    if log.exists() and not log.is_file():  # writing to a pipe waits until somebody reads it
+        raise RunError(f"{log} is no plain file, so no log can be written there; remove it.")
     start = time.monotonic()
 
     def write(event: Event) -> None:
