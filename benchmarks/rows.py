@@ -20,7 +20,7 @@ import torch
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from patchslim.errors import DataError
-from patchslim.export.cpu import this_cpu
+from patchslim.exports.cpu import this_cpu
 from patchslim.files import read_json, write_json
 from patchslim.plan import explain
 from patchslim.timing import device_name

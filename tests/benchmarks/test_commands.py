@@ -24,7 +24,7 @@ from benchmarks.rows import Row
 from patchslim.cli.opening import open_model
 from patchslim.data import tensor_images
 from patchslim.errors import PatchslimError
-from patchslim.export import FORMATS
+from patchslim.exports import FORMATS
 from patchslim.hosts.digits_vit import DIGITS_WEIGHTS
 from patchslim.measure import evaluate
 from small import PYRAMID, make_host, make_images, plan_of, read_by

@@ -151,7 +151,7 @@ def test_models_that_do_not_fit(bench: Run, monkeypatch: pytest.MonkeyPatch) -> 
     def full(*_: Any) -> Any:
         raise torch.OutOfMemoryError("CUDA out of memory")
 
-    monkeypatch.setattr("patchslim.cli.bench.load_host", full)
+    monkeypatch.setattr("patchslim.runs.store.load_host", full)
     refused(bench(), "not enough memory for the models")
 
 

@@ -8,7 +8,6 @@ from typer import Argument
 
 from patchslim.cli import options
 from patchslim.cli.terminal import report, table_lines
-from patchslim.methods import DEFAULT, describe, names
 
 WIDTH = 120
 
@@ -18,6 +17,8 @@ def list_methods(
     as_json: options.AsJson = False,
 ) -> None:
     """List the methods: what each does, when to take it, its settings and their defaults."""
+    from patchslim.methods import DEFAULT, describe, names
+
     if name is not None:
         found = describe(name)
         report(found, as_json, one(found))
@@ -28,6 +29,8 @@ def list_methods(
 
 def one(method: Mapping[str, Any]) -> str:
     """One method for reading: what, when, settings."""
+    from patchslim.methods import DEFAULT
+
     usual = ", the default" if method["name"] == DEFAULT else ""
     package = "" if method["package"] is None else f", of the package {method['package']}"
     lines = [f"{method['name']}{usual}{package}", "", *(f"  {line}".rstrip() for line in method["what"].splitlines())]

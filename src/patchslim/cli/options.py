@@ -9,6 +9,8 @@ from patchslim.errors import BudgetError, MethodError
 
 MODEL_HELP = "A timm model name, such as deit_tiny_patch16_224, a folder with a Hugging Face model, or hf:NAME"
 IMAGES_HELP = "a folder, an image, WebDataset shards ('shards-{0000..0003}.tar'), or digits."
+DTYPES = "float32, bfloat16, float16"
+MODES = "eager, compiled, graph, compiled-graph"
 Model = Annotated[str, Argument(help=f"{MODEL_HELP}.", metavar="MODEL")]
 RunFolder = Annotated[Path, Argument(help="A run folder of `patchslim slim`.", metavar="RUN")]
 Data = Annotated[str, Option(metavar="SRC", help=f"Images: {IMAGES_HELP}")]

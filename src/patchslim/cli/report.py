@@ -9,10 +9,6 @@ from patchslim.cli import options
 from patchslim.cli.terminal import report
 from patchslim.errors import RunError
 from patchslim.files import read_json
-from patchslim.plan import SlimPlan
-from patchslim.report.page import pictures_in, write_page
-from patchslim.runs.make import measure_plan
-from patchslim.runs.store import METRICS, PLAN, load_host, read_config
 
 EMPTY = "–"
 
@@ -23,6 +19,8 @@ def report_runs(
     as_json: options.AsJson = False,
 ) -> None:
     """Write a page about runs: MACs, patches per block, accuracy and speed where they were measured, pictures."""
+    from patchslim.report.page import write_page
+
     path, found = out or runs[0] / "report.html", [facts(run) for run in runs]
     path.parent.mkdir(parents=True, exist_ok=True)
     write_page(found, path)
@@ -31,6 +29,11 @@ def report_runs(
 
 def facts(run: Path) -> dict[str, Any]:
     """What the page says of a run; top-1 and speed as they were measured last, if they were."""
+    from patchslim.plan import SlimPlan
+    from patchslim.report.page import pictures_in
+    from patchslim.runs.make import measure_plan
+    from patchslim.runs.store import METRICS, PLAN, load_host, read_config
+
     config, plan = read_config(run), SlimPlan.load(run / PLAN)
     metrics = read_json(run / METRICS, RunError, "run's metrics") | measure_plan(load_host(run), plan)
     top1 = metrics.get("top1")

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from patchslim.data import ImageSource
-from patchslim.export import onnx_file
+from patchslim.exports import onnx_file
 from patchslim.packages import need, need_nncf, told
 
 KEY = "patchslim"  # of the metadata, in rt_info

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 import timm
+from export.exported import exported
 
 import patchslim as ps
-from export.exported import exported
-from patchslim.export import metadata_of
+from patchslim.exports import metadata_of
 from patchslim.plan import SlimPlan
 from small import make_host
 
