@@ -5,10 +5,10 @@ import shutil
 from pathlib import Path
 
 import pytest
-from export.exported import exported, slim_way
 
 import patchslim as ps
 from commands import image_folder
+from exports.exported import exported, slim_way
 
 PAGE = (Path(__file__).parents[2] / "docs" / "export.md").read_text(encoding="utf-8")
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 import torch
-from export.exported import exported, slim_way
 
 import patchslim as ps
+from exports.exported import exported, slim_way
 from small import make_images
 
 onnx: Any = pytest.importorskip("onnx")

@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 import torch
-from export.exported import exported
 
 import patchslim as ps
+from exports.exported import exported
 from patchslim.data import tensor_images
 from patchslim.exports import openvino_file
 from patchslim.exports.parity import compare

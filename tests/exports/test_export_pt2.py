@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from export.exported import exported, slim_way
 
 import patchslim as ps
+from exports.exported import exported, slim_way
 from small import make_host, make_images
 
 

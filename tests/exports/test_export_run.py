@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 import torch
-from export.exported import slim_way
 from torch import Tensor
 
 import patchslim as ps
+from exports.exported import slim_way
 from patchslim.data import tensor_images
 from patchslim.exports import parity
 from patchslim.exports.formats import FORMATS, Format

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 import timm
-from export.exported import exported
 
 import patchslim as ps
+from exports.exported import exported
 from patchslim.exports import metadata_of
 from patchslim.plan import SlimPlan
 from small import make_host
