@@ -5,11 +5,13 @@ A name is imported from its module when it is first asked for, so that `patchsli
 
 # ruff: noqa: I001  (several names of a module stand together)
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
 
 from patchslim.version import __version__ as __version__
 
+TYPE_CHECKING = False  # as in typing, which takes longer to import than all of this
 if TYPE_CHECKING:  # the names as type checkers and editors see them; a test compares them with the table below
+    from typing import Any
+
     from patchslim import methods as methods
     from patchslim.api import slim as slim
     from patchslim.data import open_images as open_images
@@ -60,7 +62,7 @@ _HOMES = {name: module for module, names in _NAMES.items() for name in names}
 __all__ = sorted(["__version__", "methods", *_HOMES])
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> "Any":
     if name == "methods":  # the one public name that is a module
         return import_module("patchslim.methods")
     if name not in _HOMES:

@@ -25,6 +25,8 @@ def main() -> None:
         with signals:
             make_tolerant()
             code, sentence = run(words)
+            if signals.number:  # a library swallowed what told of the signal
+                raise KeyboardInterrupt
             say(sentence)
     except BaseException as error:
         if not (signals.number or isinstance(error, KeyboardInterrupt)):

@@ -1,8 +1,8 @@
 """How a command ends on Ctrl-C (SIGINT) and on SIGTERM: in one line, soon, whatever it is doing.
 
-The first signal raises KeyboardInterrupt, so that files are closed, unfinished ones removed and folders tidied. Python
-raises it only between two steps of its own: a long call into a library would delay it. So a thread, which the system
-tells of every signal at once, ends the process where that takes too long, or when a second signal comes.
+The first signal raises an exception, so that files are closed, unfinished ones removed and folders tidied. Python
+raises it only between two steps of its own, and a long call into a library would delay it. So a thread, which the
+system tells of every signal at once, ends the process where that takes too long, or when a second signal comes.
 """
 
 import math
@@ -16,10 +16,23 @@ from contextlib import suppress
 from types import FrameType, TracebackType
 from typing import Self
 
-GRACE = 10.0  # seconds between a signal and the end
+GRACE, SHORT_GRACE = 10.0, 2.0  # seconds between a signal and the end; where it comes during an import
 AGAIN = 0.5  # a signal that comes so soon after another is the same one, sent to the process and to its group
 SHOW_CURSOR = b"\x1b[?25h"  # which a progress bar hides
 WORDS = {signal.SIGINT: "Interrupted", signal.SIGTERM: "Terminated"}
+
+
+class Stopped(KeyboardInterrupt):
+    """Raised where a signal comes. Python remembers a KeyboardInterrupt itself, and may then end by SIGINT, not so."""
+
+
+def importing(frame: FrameType | None) -> bool:
+    """Whether a module is being imported: what it is written in may swallow the exception."""
+    while frame is not None:
+        if frame.f_code.co_filename == "<frozen importlib._bootstrap>":
+            return True
+        frame = frame.f_back
+    return False
 
 
 class Signals:
@@ -57,7 +70,7 @@ class Signals:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         if self._main and self.number is None:  # after a signal the process is watched to its very end
             for number in WORDS:  # nothing is left to tidy
-                signal.signal(number, signal.SIG_DFL)
+                signal.signal(number, lambda number, frame: self._leave(number))
             signal.set_wakeup_fd(-1)
             self._systems.close()
             self._main = False
@@ -65,8 +78,12 @@ class Signals:
     def _came(self, number: int, frame: FrameType | None) -> None:
         if self.number is None:
             self.number = number
+            if importing(frame):
+                timer = threading.Timer(SHORT_GRACE, self._leave, (number,))
+                timer.daemon = True
+                timer.start()
             sys.unraisablehook = lambda _: None  # where it is raised in what can't raise, Python would print it
-            raise KeyboardInterrupt
+            raise Stopped
 
     def _next(self, until: float = math.inf) -> int | None:
         """The next of the signals; None where no more can come. TimeoutError when time is up."""
