@@ -7,6 +7,8 @@ from typing import Any
 
 import timm
 import torch
+from huggingface_hub import try_to_load_from_cache
+from huggingface_hub.constants import ENDPOINT
 from torch import nn
 
 from patchslim.cli.terminal import console
@@ -14,6 +16,8 @@ from patchslim.errors import CheckpointError, PatchslimError, RunError, Unsuppor
 from patchslim.hosts import open_hf
 from patchslim.hosts.checkpoint import put_checkpoint_, read_checkpoint
 from patchslim.hosts.hf_open import ON_HUB, is_hf_name
+from patchslim.hosts.hub import answers, bars_for_eyes
+from patchslim.packages import quiet
 from patchslim.runs.store import CONFIG, holds_run
 
 
@@ -43,8 +47,11 @@ def open_model(
     classes = None if head is None or head.ndim != 2 else head.shape[0]
     settings = {"img_size": img_size, "global_pool": readout, "num_classes": classes}
     settings = {key: value for key, value in settings.items() if value is not None}
+    if pretrained:
+        settings |= weights_at_hand(name)
     try:
-        model: nn.Module = timm.create_model(name, pretrained=pretrained, **settings)
+        with quiet(), bars_for_eyes():
+            model: nn.Module = timm.create_model(name, pretrained=pretrained, **settings)
     except Exception as error:
         if pretrained:
             raise CheckpointError(
@@ -55,6 +62,24 @@ def open_model(
     if checkpoint is not None:
         put_checkpoint_(model, weights, str(checkpoint))
     return model.eval()
+
+
+def weights_at_hand(name: str) -> dict[str, Any]:
+    """What tells timm where pretrained weights are: nothing where they can be downloaded, else the hub's cache."""
+    config = timm.get_pretrained_cfg(name)
+    if config is None or config.file or not (config.hf_hub_id or config.url):
+        return {}
+    place = ENDPOINT if config.hf_hub_id else config.url
+    if answers(place):
+        return {}
+    for file in (config.hf_hub_filename, "model.safetensors", "pytorch_model.bin"):
+        found = try_to_load_from_cache(config.hf_hub_id, file) if config.hf_hub_id and file else None
+        if isinstance(found, str):
+            return {"pretrained_cfg_overlay": {"file": found}}
+    raise CheckpointError(
+        f"The pretrained weights of {name} can't be downloaded, because {place} can't be reached; "
+        "give them as a file with --checkpoint."
+    )
 
 
 def _unknown(name: str) -> str:

@@ -59,7 +59,7 @@ def table_lines(table: Table, width: int) -> list[str]:
 def shown(what: str, total: int | None = None, now: str = "", *more: ProgressColumn) -> Iterator[Callable[..., None]]:
     """A bar on the terminal; gives a function that moves it: `description`, `now`, `completed`, `advance`, `total`."""
     columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[now]}"), TimeElapsedColumn())
-    with Progress(*columns, *more, console=console, transient=True) as progress:
+    with Progress(*columns, *more, console=console, transient=True, disable=not console.is_terminal) as progress:
         yield partial(progress.update, progress.add_task(what, total=total, now=now))
 
 
