@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
-from typer import Option
+from typer import Context, Option
 
 from patchslim.cli import options
 from patchslim.cli.terminal import console, report, shown
@@ -23,6 +23,7 @@ NAMES = {
 
 
 def bench(
+    context: Context,
     run: options.RunFolder,
     data: options.SomeData = None,
     batch_size: Annotated[str | None, Option(metavar="B[,B…]", help="Images at a time [32, or the run's].")] = None,
@@ -50,6 +51,8 @@ def bench(
     from patchslim.timing.memory import out_of_memory
     from patchslim.timing.modes import MODES
 
+    if every:
+        options.refuse_idle(context, "--all times every mode", "mode", "compiled")
     place = open_device(device)
     own = forecast(SlimPlan.load(run / PLAN)) if (run / PLAN).exists() else None
     own = own if own and own.device == device_name(place) else None  # it says nothing of other devices

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from rich.table import Table
-from typer import Option
+from typer import Context, Option
 
 from patchslim.cli import options
 from patchslim.cli.old import check_names
@@ -20,6 +20,7 @@ TABLE, FIGURE = "table.md", "figure.png"
 
 
 def compare_methods(
+    context: Context,
     model: options.Model,
     data: options.Data,
     val: Annotated[str, Option(metavar="SRC", help="Labelled images to measure top-1 on.")],
@@ -60,6 +61,8 @@ def compare_methods(
     from patchslim.report import draw_comparison, markdown
     from patchslim.timing.modes import modes_for
 
+    if not recover:
+        options.refuse_idle(context, "nothing is recovered without --recover", "train_images")
     chosen, ratios = chosen_methods(methods, settings or []), read_ratios(target_macs)
     check_shares(ratios)
     config = CompareConfig(

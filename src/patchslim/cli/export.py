@@ -4,7 +4,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from typer import Option
+from typer import Context, Option
 
 from patchslim.cli import options
 from patchslim.cli.terminal import note_skipped, report, shown
@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
 
 def export_run(
+    context: Context,
     run: options.RunFolder,
     format: Annotated[str, Option(metavar="F", help="onnx, torch-export or openvino.")],
     int8: Annotated[bool, Option("--int8", help="Quantise to INT8, calibrated on the images of --data.")] = False,
@@ -30,6 +31,8 @@ def export_run(
     from patchslim.exports.run import check_request
     from patchslim.runs.store import load
 
+    if data is None:
+        options.refuse_idle(context, "without --data there is only noise to compare on", "images", "seed")
     kind = open_format(format)
     target = out or run / f"model{'.int8' if int8 else ''}{kind.suffix}"
     check_request(kind, target, int8, data is not None)

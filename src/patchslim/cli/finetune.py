@@ -5,7 +5,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
-from typer import Option
+from typer import Context, Option
 
 from patchslim.cli import options
 from patchslim.cli.terminal import note_skipped, report, show_recovery
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 
 def finetune(
+    context: Context,
     run: options.RunFolder,
     data: options.Data,
     val: Annotated[str | None, Option(metavar="SRC", help="Labelled images; top-1 before and after.")] = None,
@@ -48,6 +49,8 @@ def finetune(
     from patchslim.runs.recover import Request, check_request, recover_run
     from patchslim.runs.store import load
 
+    if epochs == supervised_epochs == 0:
+        options.refuse_idle(context, "only blocks learn, at a rate of their own", "learning_rate", "patience")
     config = RecoverConfig(
         epochs=epochs,
         block_epochs=block_epochs,

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from typer import Option
+from typer import Context, Option
 
 from patchslim.cli import options
 from patchslim.cli.old import check_names
@@ -19,6 +19,7 @@ FEW_IMAGES, MANY_IMAGES = 256, 1024  # docs/notebook/decisions.md
 
 
 def slim(
+    context: Context,
     model: options.Model,
     data: options.Data,
     method: Annotated[str | None, Option(metavar="NAME", help="See `patchslim methods` [its default].")] = None,
@@ -52,6 +53,8 @@ def slim(
     from patchslim.search import Target
     from patchslim.timing.latency import described
 
+    if target_speedup is None:
+        options.refuse_idle(context, "nothing is timed without --target-speedup", "dtype")
     method = DEFAULT if method is None else method
     ratios = read_ratios(target_macs)
     wanted: list[float | None] = [*ratios] or [None]

@@ -29,8 +29,8 @@ def answers(url: str | None = None) -> bool:
 @contextmanager
 def bars_for_eyes(
     off: Callable[[], bool] = are_progress_bars_disabled,
-    disable: Callable[[], None] = disable_progress_bars,
-    enable: Callable[[], None] = enable_progress_bars,
+    disable: Callable[[], object] = disable_progress_bars,
+    enable: Callable[[], object] = enable_progress_bars,
 ) -> Iterator[None]:
     """Switch a library's progress bars off where standard error is no terminal; as they were afterwards."""
     if off() or (sys.stderr is not None and sys.stderr.isatty()):
