@@ -22,8 +22,8 @@ def files(folder: Path) -> dict[str, bytes]:
     [
         (("--target-macs", "1.5"), "between 0 and 1"),
         (("--target-macs", "nan"), "between 0 and 1"),
-        (("--target-macs", "half"), "half is not a MAC ratio, nor several with commas between"),
-        (("--target-macs", ""), "not a MAC ratio"),
+        (("--target-macs", "half"), "'half' is not a MAC ratio, nor several with commas between"),
+        (("--target-macs", ""), "'' is not a MAC ratio"),
         (("--target-macs", "0.001"), "can't be reached on test_vit by merge; anything from"),
         (("--target-macs", "0.6,0.001"), "can't be reached on test_vit by merge; anything from"),
         (("--target-macs", "0.001", "--method", "tome"), "ToMe takes at least"),

@@ -33,6 +33,7 @@ def evaluate_model(
     from patchslim.data import open_images
     from patchslim.data.transform import data_config
     from patchslim.hosts import inspect
+    from patchslim.hosts.hf_open import is_hf_name
     from patchslim.macs import count_macs, host_macs
     from patchslim.measure import paired
     from patchslim.measure.accuracy import ranks_of
@@ -43,7 +44,9 @@ def evaluate_model(
     others = [name for name in names if not is_run(name)]  # options that make a model go to every one of these
     if not others:
         refuse_with_run(model, checkpoint=checkpoint, pretrained=pretrained, img_size=img_size)
-    networks = [open_model(name, checkpoint, pretrained, img_size) if name in others else load(name) for name in names]
+    bare = [name for name in others if not is_hf_name(name)] or others  # the rest bring weights of their own
+    given = {name: (checkpoint, pretrained) if name in bare else (None, False) for name in others}
+    networks = [open_model(name, *given[name], img_size) if name in others else load(name) for name in names]
     if others:
         note_random(others, checkpoint, pretrained)
     infos = [inspect(network) for network in networks]

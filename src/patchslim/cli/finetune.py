@@ -51,6 +51,8 @@ def finetune(
 
     if epochs == supervised_epochs == 0:
         options.refuse_idle(context, "only blocks learn, at a rate of their own", "learning_rate", "patience")
+    if val is None and not supervised_epochs:
+        options.refuse_idle(context, "no labels are read without --val or --supervised-epochs", "classes")
     config = RecoverConfig(
         epochs=epochs,
         block_epochs=block_epochs,

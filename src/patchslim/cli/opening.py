@@ -1,7 +1,7 @@
 """Opening what a command is about: models by name, run folders, devices."""
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -35,9 +35,12 @@ def open_model(
     if is_hf_name(name):
         if readout is not None:
             raise UnsupportedModel(f"{name} is a Hugging Face model, whose head reads what its class says.")
-        if checkpoint is not None:
-            raise CheckpointError(f"{name} is a Hugging Face model and brings its own weights; leave out --checkpoint.")
+        if checkpoint is not None or pretrained:
+            given = "--pretrained" if checkpoint is None else "--checkpoint"
+            raise CheckpointError(f"{name} is a Hugging Face model and brings its own weights; leave out {given}.")
         return open_hf(name, img_size)
+    if is_run(name):
+        raise RunError(f"{name} is a run already; give the model that it was made from.")
     if not timm.is_model(name):
         raise UnsupportedModel(_unknown(name))
     if checkpoint is not None and pretrained:
@@ -90,9 +93,19 @@ def _unknown(name: str) -> str:
             f"{name} is a folder but holds no run and no Hugging Face model: it has no {CONFIG}; "
             "give a run folder or a timm model name."
         )
-    close = difflib.get_close_matches(name, timm.list_models(), n=1)
-    hint = f"did you mean {close[0]}?" if close else "timm.list_models() has the names."
-    return f"There is no run folder and no timm model called {name}; {hint}"
+    if Path(name).is_file():
+        return f"{name} is a file; give a timm model name or a run folder, and weights with --checkpoint."
+    close = near(name, timm.list_models())
+    hint = f"did you mean {' or '.join(close)}?" if close else "timm.list_models() has the names."
+    hub = f" For a model on the Hugging Face hub give {ON_HUB}{name}." if name.count("/") == 1 else ""
+    return f"There is no run folder and no timm model called {name}; {hint}{hub}"
+
+
+def near(name: str, known: Sequence[str]) -> list[str]:
+    """At most three names like one: those that go on from it, else those with nearly the same letters."""
+    word = name.split("/")[-1].lower().replace("-", "_")
+    longer = [other for other in known if other.startswith(word)] if word else []
+    return (longer or difflib.get_close_matches(word, known, cutoff=0.7))[:3]
 
 
 def note_random(names: Iterable[str], checkpoint: Path | None, pretrained: bool) -> None:
@@ -103,6 +116,8 @@ def note_random(names: Iterable[str], checkpoint: Path | None, pretrained: bool)
 
 def default_folder(kind: str, model: str) -> Path:
     """runs/MODEL or comparisons/MODEL; of a folder or a name on the hub, the last word of it."""
+    if not model.strip():
+        raise UnsupportedModel(_unknown(model))
     return Path(kind) / (Path(model.removeprefix(ON_HUB)).resolve().name if is_hf_name(model) else model)
 
 
