@@ -1,5 +1,6 @@
 """Files written whole or not at all, and read with errors a person understands."""
 
+import errno
 import json
 import os
 import secrets
@@ -14,6 +15,8 @@ from patchslim.errors import PatchslimError, RunError
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
     """Give a temporary path beside `path`; on success it takes `path`'s place at once, on failure it vanishes."""
+    if path.is_dir():
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     temporary.touch()
     try:

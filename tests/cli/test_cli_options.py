@@ -55,6 +55,17 @@ def test_runs_where_models_belong(run: Run, tmp_path: Path) -> None:
     refused(run("inspect", "DeiT-Tiny"), "did you mean deit_tiny_distilled_patch16_224 or deit_tiny_patch16_224?")
 
 
+def test_folders_of_runs_and_pages_that_are_folders(run: Run, tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        assert run(*QUICK, "--out", f"both/{name}")[0] == 0
+    for words in (("eval", "both", *ON_CPU), ("report", "both"), ("inspect", "both")):
+        refused(run(*words), "both holds several runs; give one of them: both/a, both/b.")
+    told = "A file can't be read or written (Is a directory: {}); check the path"
+    for out in ("both", "/"):
+        refused(run("report", "both/a", "--out", out), told.format(out))
+        refused(run("view", "both/a", "--image", "digits", "--out", out), told.format(out))
+
+
 def test_names_that_are_near() -> None:
     known = ["deit_small", "deit_tiny_patch16", "deit_tiny_patch32", "resnet50", "vit_tiny"]
     assert near("timm/DeiT-Tiny", known) == ["deit_tiny_patch16", "deit_tiny_patch32"]

@@ -46,7 +46,7 @@ def files(folder: Path) -> dict[str, bytes]:
         (("--seed", "99999999999999999999"), "--seed"),
         (("--img-size", "-5"), "--img-size"),
         (("--img-size", "2"), "smaller than one patch"),
-        (("--readout", "nothing"), "timm can't make test_vit with these settings"),
+        (("--readout", "nothing"), "timm can't make test_vit with --img-size 64 and --readout nothing"),
         (("--checkpoint", "none.safetensors"), "none.safetensors"),
         (("--checkpoint", "none.safetensors", "--pretrained"), "not both"),
     ],

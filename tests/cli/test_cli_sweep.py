@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 import patchslim as ps
-from commands import SMALL, Run, refused, result
+from commands import SMALL, Run, ended_by_ctrl_c, refused, result
 from patchslim.cli import terminal
 from patchslim.cli.options import read_ratios
 from patchslim.errors import BudgetError
@@ -46,7 +46,7 @@ def test_an_interrupted_sweep_goes_on_and_a_finished_one_is_left_alone(
 
     with monkeypatch.context() as patch:
         patch.setitem(terminal.DOING, "candidate", (doing, interrupted))
-        refused(run(*command, "cut"), "--resume")
+        ended_by_ctrl_c(run(*command, "cut"), "slim")
     assert not (tmp_path / "cut" / "sweep.json").exists()
     refused(run(*command, "cut"), "already holds a run")
     assert run(*command, "cut", "--resume")[0] == 0

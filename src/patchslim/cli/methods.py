@@ -7,6 +7,7 @@ from rich.table import Table
 from typer import Argument
 
 from patchslim.cli import options
+from patchslim.cli.old import check_names
 from patchslim.cli.terminal import report, table_lines
 
 WIDTH = 120
@@ -20,6 +21,7 @@ def list_methods(
     from patchslim.methods import DEFAULT, describe, names
 
     if name is not None:
+        check_names([name])
         found = describe(name)
         report(found, as_json, one(found))
         return

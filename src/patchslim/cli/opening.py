@@ -1,6 +1,7 @@
 """Opening what a command is about: models by name, run folders, devices."""
 
 import difflib
+import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from patchslim.hosts.checkpoint import put_checkpoint_, read_checkpoint
 from patchslim.hosts.hf_open import ON_HUB, is_hf_name
 from patchslim.hosts.hub import answers, bars_for_eyes
 from patchslim.packages import quiet
-from patchslim.runs.store import CONFIG, holds_run
+from patchslim.runs.store import CONFIG, holds_run, runs_in
 
 
 def open_model(
@@ -48,6 +49,7 @@ def open_model(
     weights = {} if checkpoint is None else read_checkpoint(checkpoint)
     head = weights.get("head.weight")  # of a fine-tuned model's own classes, so that the user need not say them
     classes = None if head is None or head.ndim != 2 else head.shape[0]
+    asked = {"--img-size": img_size, "--readout": readout}
     settings = {"img_size": img_size, "global_pool": readout, "num_classes": classes}
     settings = {key: value for key, value in settings.items() if value is not None}
     if pretrained:
@@ -61,7 +63,9 @@ def open_model(
                 f"timm can't make {name} with pretrained weights ({first_words(error)}); where they can't be "
                 "downloaded, give them as a file with --checkpoint."
             ) from None
-        raise UnsupportedModel(f"timm can't make {name} with these settings: {first_words(error)}.") from None
+        words = " and ".join(f"{option} {value}" for option, value in asked.items() if value is not None)
+        words = f" with {words}" if words else ""
+        raise UnsupportedModel(f"timm can't make {name}{words} ({first_words(error)}); try others.") from None
     if checkpoint is not None:
         put_checkpoint_(model, weights, str(checkpoint))
     return model.eval()
@@ -89,6 +93,8 @@ def _unknown(name: str) -> str:
     if not name.strip():
         return "The model's name is empty; give a timm model name, such as deit_tiny_patch16_224, or a run folder."
     if Path(name).is_dir():
+        if within := runs_in(Path(name)):
+            return f"{name} holds several runs; give one of them: {', '.join(within)}."
         return (
             f"{name} is a folder but holds no run and no Hugging Face model: it has no {CONFIG}; "
             "give a run folder or a timm model name."
@@ -97,15 +103,16 @@ def _unknown(name: str) -> str:
         return f"{name} is a file; give a timm model name or a run folder, and weights with --checkpoint."
     close = near(name, timm.list_models())
     hint = f"did you mean {' or '.join(close)}?" if close else "timm.list_models() has the names."
-    hub = f" For a model on the Hugging Face hub give {ON_HUB}{name}." if name.count("/") == 1 else ""
+    on_hub = re.fullmatch(r"\w[\w.-]*/[\w.-]+", name)
+    hub = f" For a model on the Hugging Face hub give {ON_HUB}{name}." if on_hub else ""
     return f"There is no run folder and no timm model called {name}; {hint}{hub}"
 
 
 def near(name: str, known: Sequence[str]) -> list[str]:
-    """At most three names like one: those that go on from it, else those with nearly the same letters."""
+    """Names like one: at most three that go on from it, else the one with nearly the same letters."""
     word = name.split("/")[-1].lower().replace("-", "_")
     longer = [other for other in known if other.startswith(word)] if word else []
-    return (longer or difflib.get_close_matches(word, known, cutoff=0.7))[:3]
+    return longer[:3] or difflib.get_close_matches(word, known, n=1)
 
 
 def note_random(names: Iterable[str], checkpoint: Path | None, pretrained: bool) -> None:
@@ -144,7 +151,7 @@ def open_device(name: str | None) -> torch.device:
         torch.zeros(1, device=device)
     except (RuntimeError, AssertionError, NotImplementedError) as error:
         why = first_words(error)
-        raise PatchslimError(f"The device {name} can't be used here ({why}); try --device cpu.") from None
+        raise PatchslimError(f"The device {name!r} can't be used here ({why}); try --device cpu.") from None
     return device
 
 

@@ -45,6 +45,11 @@ def holds_run(path: Path) -> bool:
     return any((path / name).exists() for name in (CONFIG, PLAN, WEIGHTS, SEARCH))
 
 
+def runs_in(folder: Path) -> list[str]:
+    """Runs that lie in a folder, such as those of a sweep."""
+    return sorted(str(plan.parent) for plan in folder.glob(f"*/{PLAN}"))
+
+
 def save(
     slim: nn.Module,
     path: str | Path,
@@ -109,6 +114,8 @@ def read_config(folder: Path) -> dict[str, Any]:
     if is_hf_folder(folder):
         raise RunError(f"{folder} holds a Hugging Face model and no run; make one with `patchslim slim {folder} …`.")
     if not holds_run(folder):
+        if within := runs_in(folder):
+            raise RunError(f"{folder} holds several runs; give one of them: {', '.join(within)}.")
         raise RunError(f"{folder} holds no run: it has no {CONFIG}; give a run folder.")
     if not (folder / PLAN).exists():
         raise RunError(f"The run in {folder} is not finished; go on with `patchslim slim … --out {folder} --resume`.")
