@@ -20,7 +20,7 @@ import torch
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from patchslim.errors import DataError
-from patchslim.export.cpu import this_cpu
+from patchslim.exports.cpu import this_cpu
 from patchslim.files import explain, read_json, write_json
 from patchslim.timing import device_name
 from patchslim.version import __version__

@@ -1,6 +1,7 @@
 """What tests of the command line share; `conftest.py` has the fixture that runs it."""
 
 import json
+import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -21,10 +22,13 @@ def call(*words: str) -> int:
     """A command's exit code; what it prints is the test's to catch."""
     from patchslim.cli.main import main  # only where it is asked for
 
+    signals = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "argv", ["patchslim", *words])
         with pytest.raises(SystemExit) as end:
             main()
+    for number, usual in signals.items():  # Ctrl-C is pytest's again
+        signal.signal(number, usual)
     return int(end.value.code or 0)
 
 
@@ -43,6 +47,15 @@ def refused(result: tuple[int, str, str], words: str) -> None:
     last = err.strip().splitlines()[-1]
     assert last.startswith("patchslim: ")
     assert words in last, last
+    assert "Traceback" not in err
+
+
+def ended_by_ctrl_c(result: tuple[int, str, str], command: str = "") -> None:
+    """Check for what Ctrl-C ends in: exit code 130, and one line, with how to go on where a command can."""
+    code, out, err = result
+    assert (code, out) == (130, ""), err
+    advice = f"; `patchslim {command}` goes on where it was with the same command and --resume" if command else ""
+    assert err.strip().splitlines()[-1] == f"patchslim: Interrupted{advice}."
     assert "Traceback" not in err
 
 

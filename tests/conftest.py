@@ -1,7 +1,6 @@
 """Fixtures for all test rooms."""
 
 import os
-import sys
 from pathlib import Path
 
 if not Path("/dev/nvidiactl").exists():
@@ -10,7 +9,7 @@ if not Path("/dev/nvidiactl").exists():
 import pytest
 import torch
 
-from commands import Run
+from commands import Run, call
 from small import KINDS
 
 # Networks here are so small that a second thread costs more than it brings.
@@ -26,16 +25,11 @@ def kind(request: pytest.FixtureRequest) -> str:
 @pytest.fixture
 def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Run:
     """Call the command line in an empty folder; returns exit code, standard output and standard error."""
-    from patchslim.cli.main import main  # only where it is asked for
-
     monkeypatch.chdir(tmp_path)
 
-    def call(*words: str) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["patchslim", *words])
-        with pytest.raises(SystemExit) as exited:
-            main()
+    def run_in_folder(*words: str) -> tuple[int, str, str]:
+        code = call(*words)
         captured = capsys.readouterr()
-        code = exited.value.code
-        return code if isinstance(code, int) else 0, captured.out, captured.err
+        return code, captured.out, captured.err
 
-    return call
+    return run_in_folder

@@ -21,7 +21,7 @@ ORDER = (
     *("kernels", "models", "hosts", "cache", "data"),
     *("steps", "plan", "macs", "slimmed"),
     *("timing", "evidence", "search", "recover", "methods", "api"),
-    *("quantise", "measure", "export", "report", "runs", "cli", "__main__"),
+    *("quantise", "measure", "exports", "report", "runs", "cli", "__main__"),
 )
 MOST_LINES, MOST_BODY = 300, 60
 # Words that name a method and something else too: a step's kind, a score, a part of a model, how far times lie apart.

@@ -19,7 +19,7 @@ import patchslim as ps
 from benchmarks.rows import read_rows
 from benchmarks.table import readme_table
 from patchslim import methods
-from patchslim.cli.main import app
+from patchslim.cli.app import app
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")

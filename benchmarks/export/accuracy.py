@@ -41,8 +41,8 @@ from benchmarks.inputs import (
 from benchmarks.rows import RESULTS, Row, keep
 from benchmarks.table import COLUMNS, interval, method_of, pages, value
 from patchslim.data import ImageSource, TensorImages
-from patchslim.export import FORMATS
-from patchslim.export.pt2_file import portable
+from patchslim.exports import FORMATS
+from patchslim.exports.pt2_file import portable
 from patchslim.hosts import answer_of
 
 BATCH = 50  # images at a time

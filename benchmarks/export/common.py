@@ -16,7 +16,7 @@ from benchmarks.rows import Row, about
 from benchmarks.speed import about_model
 from benchmarks.table import Column, number, place
 from patchslim.data import TensorImages
-from patchslim.export import onnx_file, openvino_file
+from patchslim.exports import onnx_file, openvino_file
 from patchslim.hosts import HostInfo
 from patchslim.macs import host_macs
 

@@ -17,7 +17,7 @@ from benchmarks.rows import RESULTS, Row, keep
 from benchmarks.table import COLUMNS, method_of, number, pages, value
 from patchslim.data import ImageSource
 from patchslim.errors import ExportError
-from patchslim.export import FORMATS
+from patchslim.exports import FORMATS
 
 
 def parity(

@@ -22,8 +22,8 @@ from benchmarks.rows import RESULTS, Row, keep
 from benchmarks.speed import about_model
 from benchmarks.table import COLUMNS, method_of, number, pages
 from patchslim.data import tensor_images
-from patchslim.export import FORMATS, onnx_file, openvino_file
-from patchslim.export.pt2_file import portable
+from patchslim.exports import FORMATS, onnx_file, openvino_file
+from patchslim.exports.pt2_file import portable
 from patchslim.hosts import HostInfo
 from patchslim.macs import host_macs
 from patchslim.timing import in_turns

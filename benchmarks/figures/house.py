@@ -25,7 +25,7 @@ ROWS: dict[str, tuple[str, ...]] = {
     "what a ViT is": ("kernels", "models", "hosts", "cache", "data"),
     "how it is slimmed": ("steps", "plan", "macs", "slimmed"),
     "what to remove": ("timing", "evidence", "search", "recover", "methods"),
-    "what comes out": ("api", "quantise", "measure", "export", "report", "runs"),
+    "what comes out": ("api", "quantise", "measure", "exports", "report", "runs"),
     "commands": ("cli", "__main__"),
 }
 BACKWARDS = "how it is slimmed"

@@ -9,8 +9,8 @@ from typing import Annotated
 
 import typer
 
-from patchslim.cli.demo import KEPT_PICTURE, MERGED_PICTURE, draw, slim_digits
 from patchslim.cli.opening import open_model
+from patchslim.cli.showcase import KEPT_PICTURE, MERGED_PICTURE, draw, slim_digits
 from patchslim.methods import DEFAULT, PLAINEST
 
 DOCS = Path(__file__).parents[2] / "docs"

@@ -8,6 +8,7 @@ from torch import nn
 
 from patchslim.cache import Cache
 from patchslim.data import AnyImages
+from patchslim.errors import MethodError, plain_number
 from patchslim.events import Listener, silent
 from patchslim.hosts.weights import weights_fingerprint
 from patchslim.methods import DEFAULT, Task, fit, make, model_of, set_to
@@ -42,6 +43,14 @@ def slim(
     other ratios of the same model, images and method.
     """
     chosen = make(method) if isinstance(method, str) else method
+    if isinstance(chosen, type) or not callable(getattr(chosen, "fit", None)):
+        raise MethodError(f"A method is a name, or an object such as ps.methods.Merge(), and not {chosen!r}.")
+    macs, speedup, tolerance = (
+        value if value is None else plain_number(name, value, float)
+        for name, value in {"macs": macs, "speedup": speedup, "tolerance": tolerance}.items()
+    )
+    batch_size, seed = plain_number("batch_size", batch_size, int, 1), plain_number("seed", seed, int, 0)
+    memory_gib = plain_number("memory_gib", memory_gib, float, 0)
     target, kept = Target(tolerance, macs, speedup, batch_size), Cache(None if cache is None else Path(cache))
     how: dict[str, Any] = {"seed": seed, "batch_size": batch_size, "memory_gib": memory_gib}
     task = Task.of(model, images, target, **how, cache=kept, progress=progress)

@@ -4,9 +4,46 @@ Each message is one sentence that says what is wrong and what to do. The command
 anything else that escapes is a bug and keeps its traceback.
 """
 
+from numbers import Integral, Real
+from typing import Any
+
+LONGEST_WORD, LONGEST_SENTENCE = 200, 300  # characters
+
+
+def one_sentence(text: str) -> str:
+    """A message on one line of at most 300 characters: values that it repeats may be long, or hold anything.
+
+    Control characters become `?`. A long word keeps its start and its end, and so does the whole.
+    """
+    words = "".join(sign if sign.isprintable() or sign.isspace() else "?" for sign in text).split()
+    return _shortened(" ".join(_shortened(word, LONGEST_WORD) for word in words), LONGEST_SENTENCE)
+
+
+def _shortened(text: str, most: int) -> str:
+    half = (most - 1) // 2
+    return text if len(text) <= most else f"{text[:half]}…{text[-half:]}"
+
+
+def plain_number(
+    name: str,
+    value: Any,
+    kind: type[int] | type[float],
+    least: float | None = None,
+    error: "type[PatchslimError] | None" = None,
+) -> Any:
+    """A setting as a number of Python's own; an error, usually a BudgetError, when it is none or too small."""
+    number = not isinstance(value, bool) and isinstance(value, Integral if kind is int else Real)
+    if not number or (least is not None and not float(value) >= least):
+        whole, low = "whole number" if kind is int else "number", "" if least is None else f" from {least:g} on"
+        raise (error or BudgetError)(f"{name} has to be a {whole}{low}, not {value!r}.")
+    return kind(value)
+
 
 class PatchslimError(Exception):
-    """Something in what was asked for is wrong; the message says what, and what to do."""
+    """Something in what was asked for is wrong; the message says what, and what to do, in one sentence."""
+
+    def __init__(self, message: str = "") -> None:
+        super().__init__(one_sentence(message))
 
 
 class UnsupportedModel(PatchslimError):

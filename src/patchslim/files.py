@@ -81,6 +81,8 @@ def replacing(path: Path) -> Iterator[Path]:
 
     It is held meanwhile, which tells it from one whose writer was killed.
     """
+    if path.is_dir():
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
     temporary, file = _begin(path)
     with file:
         try:

@@ -24,7 +24,7 @@ from benchmarks.rows import Row
 from patchslim.cli.opening import open_model
 from patchslim.data import tensor_images
 from patchslim.errors import PatchslimError
-from patchslim.export import FORMATS
+from patchslim.exports import FORMATS
 from patchslim.hosts.digits_vit import DIGITS_WEIGHTS
 from patchslim.measure import evaluate
 from small import PYRAMID, make_host, make_images, plan_of, read_by
@@ -170,7 +170,7 @@ def test_training_a_small_network_on_shards(run: Run, shard: str) -> None:
         (["table", "prices"], "There is no question 'prices'"),
         (["paper", "table1", "--weights", "nothing"], "Weights are given as MODEL=FILE"),
         (["paper", "table1", "--also", "1.5"], "between 0 and 1"),
-        (["paper", "table1", "--mode", "quick"], "There is no mode quick"),
+        (["paper", "table1", "--mode", "quick"], "There is no mode 'quick'"),
         (["paper", "table1", "--models", "resnet50"], "The table has no resnet50"),
         (["paper", "figures", "--figures", "pie"], "There is no figure 'pie'"),
         (["paper", "figures", "--rates", "1.0"], "between 0 and 1"),

@@ -127,9 +127,9 @@ def test_quantised_models_are_told(run: Run, bench: Run, tmp_path: Path) -> None
         (("--batch-size", "many"), "whole numbers"),
         (("--batch-size", "1,,2"), "whole numbers"),
         (("--batch-size", "1.5"), "whole numbers"),
-        (("--dtype", "float31"), "no dtype float31"),
+        (("--dtype", "float31"), "no dtype 'float31'"),
         (("--dtype", ""), "no dtype"),
-        (("--mode", "warp"), "no mode warp"),
+        (("--mode", "warp"), "no mode 'warp'"),
         (("--mode", "eager,graph"), "needs a CUDA device"),
         (("--seconds", "0"), "--seconds"),
         (("--seconds", "nan"), "--seconds"),
@@ -151,7 +151,7 @@ def test_models_that_do_not_fit(bench: Run, monkeypatch: pytest.MonkeyPatch) -> 
     def full(*_: Any) -> Any:
         raise torch.OutOfMemoryError("CUDA out of memory")
 
-    monkeypatch.setattr("patchslim.cli.bench.load_host", full)
+    monkeypatch.setattr("patchslim.runs.store.load_host", full)
     refused(bench(), "not enough memory for the models")
 
 

@@ -8,7 +8,7 @@ import timm
 from safetensors.torch import save_file
 
 import patchslim as ps
-from commands import ON_CPU, Run, image_folder, refused, result
+from commands import ON_CPU, Run, ended_by_ctrl_c, image_folder, refused, result
 from patchslim.recover.checkpoint import Checkpoints, Progress
 
 SLIM = (
@@ -103,7 +103,7 @@ def test_ctrl_c_is_told_and_resumable(run: Run, tmp_path: Path, monkeypatch: pyt
             raise KeyboardInterrupt
 
     monkeypatch.setattr(Checkpoints, "write", interrupted)
-    refused(run(*FINETUNE), "go on where they were with the same command and --resume")
+    ended_by_ctrl_c(run(*FINETUNE), "finetune")
     refused(run(*FINETUNE), "a has an interrupted recovery; go on with --resume, or start over with --again")
     assert run(*FINETUNE, "--resume")[0] == 0
     assert not (tmp_path / "a" / "recovery").exists()

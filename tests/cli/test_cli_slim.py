@@ -1,7 +1,6 @@
 """`patchslim slim` from a user's side: the run it leaves, other ways and budgets, and folders that hold something."""
 
 import json
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -51,7 +50,8 @@ def test_from_a_model_to_a_measured_run(run: Run, tmp_path: Path) -> None:
 @pytest.mark.parametrize("method", sorted(name for name, own in METHODS.items() if own.plans))
 def test_every_method_makes_a_run_that_runs(run: Run, tmp_path: Path, method: str) -> None:
     quick = {"epochs": 1, "tune_epochs": 0, "step": 4}
-    own = [f"{key}={value}" for key, value in quick.items() if key in ps.methods.settings_of(method)]
+    known = ps.methods.settings_of(method).keys() - ps.methods.make(method).idle.keys()
+    own = [f"{key}={value}" for key, value in quick.items() if key in known]
     words = [word for setting in own for word in ("--set", setting)]
     slimmed = result(run, "slim", *SMALL, "--target-macs", "0.7", "--method", method, *words, "--out", "a")
     assert (slimmed["method"], slimmed["macs_ratio"] <= 0.7) == (method, True)
@@ -110,17 +110,17 @@ def test_a_readout_of_its_own(run: Run) -> None:
 
 def test_a_method_says_how_many_images_are_usual(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Where images choose and there is a GPU, more of them."""
-    module, limits = import_module("patchslim.cli.slim"), list[int]()
+    limits: list[int] = []
 
     def opened(*args: object, limit: int, **others: object) -> None:
         limits.append(limit)
         raise PatchslimError("That is all this test wants to know.")
 
-    monkeypatch.setattr(module, "open_images", opened)
+    monkeypatch.setattr("patchslim.data.open_images", opened)
     monkeypatch.chdir(tmp_path)
     unsaid = ("slim", "test_vit", "--img-size", "64", "--data", "digits")
     for device, method in (("cuda", "merge"), ("cuda", "predict"), ("cuda", "drop"), ("cpu", "merge")):
-        monkeypatch.setattr(module, "open_device", lambda name, device=device: torch.device(device))
+        monkeypatch.setattr("patchslim.cli.opening.open_device", lambda name, device=device: torch.device(device))
         assert call(*unsaid, "--method", method) == call(*unsaid, "--method", method, "--images", "8") == 2
     assert limits == [1024, 8, 1024, 8, 256, 8, 256, 8]
     assert not list(tmp_path.iterdir())

@@ -8,7 +8,7 @@ import timm
 import torch
 from safetensors.torch import load_file, save_file
 
-from commands import ON_CPU, QUICK, SMALL, Run, refused, result
+from commands import ON_CPU, QUICK, SMALL, Run, ended_by_ctrl_c, refused, result
 from patchslim.cli import terminal
 from sealing import resealed
 
@@ -23,8 +23,8 @@ def files(folder: Path) -> dict[str, bytes]:
     [
         (("--target-macs", "1.5"), "between 0 and 1"),
         (("--target-macs", "nan"), "between 0 and 1"),
-        (("--target-macs", "half"), "half is not a MAC ratio, nor several with commas between"),
-        (("--target-macs", ""), "not a MAC ratio"),
+        (("--target-macs", "half"), "'half' is not a MAC ratio, nor several with commas between"),
+        (("--target-macs", ""), "'' is not a MAC ratio"),
         (("--target-macs", "0.001"), "can't be reached on test_vit by merge; anything from"),
         (("--target-macs", "0.6,0.001"), "can't be reached on test_vit by merge; anything from"),
         (("--target-macs", "0.001", "--method", "tome"), "ToMe takes at least"),
@@ -47,7 +47,7 @@ def files(folder: Path) -> dict[str, bytes]:
         (("--seed", "99999999999999999999"), "--seed"),
         (("--img-size", "-5"), "--img-size"),
         (("--img-size", "2"), "smaller than one patch"),
-        (("--readout", "nothing"), "timm can't make test_vit with these settings"),
+        (("--readout", "nothing"), "timm can't make test_vit with --img-size 64 and --readout nothing"),
         (("--checkpoint", "none.safetensors"), "none.safetensors"),
         (("--checkpoint", "none.safetensors", "--pretrained"), "not both"),
     ],
@@ -236,7 +236,7 @@ def test_ctrl_c_is_told_and_resumable(
 
     with monkeypatch.context() as patch:
         patch.setitem(terminal.DOING, event, (doing, interrupted))
-        refused(run(*command, "a"), "go on where they were with the same command and --resume")
+        ended_by_ctrl_c(run(*command, "a"), "slim")
     refused(run(*command, "a"), "already holds a run")
     refused(run("eval", "a", *ON_CPU), "not finished")
     assert run(*command, "a", "--resume", "--memory", "0")[0] == 0  # with less memory than before

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 import patchslim as ps
-from commands import Run, image_folder, refused
-from patchslim.cli import slim as command
+from commands import Run, ended_by_ctrl_c, image_folder, refused
+from patchslim.cli import opening
 from patchslim.timing import stopwatch
 from small import make_host
 from ticking import Ticking
@@ -27,7 +27,7 @@ def slim(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
         monkeypatch.setattr(stopwatch, "perf_counter", clock)
         return model
 
-    monkeypatch.setattr(command, "open_model", open_model)
+    monkeypatch.setattr(opening, "open_model", open_model)
 
     def call(*words: str) -> tuple[int, str, str]:
         return run("slim", "vit_small_patch16_224", "--data", "pictures", "--out", "a", *words)
@@ -68,10 +68,13 @@ def test_an_interrupted_search_goes_on_on_its_own_device_only(
 ) -> None:
     with monkeypatch.context() as patch:
         patch.setattr(stopwatch.Stopwatch, "multiple", lambda self: (_ for _ in ()).throw(KeyboardInterrupt))
-        refused(slim(*ASKED), "Interrupted")
+        ended_by_ctrl_c(slim(*ASKED), "slim")
     assert not (tmp_path / "a" / "plan.json").exists()
     with monkeypatch.context() as patch:
-        patch.setattr(command, "described", lambda device: {"device": "NVIDIA H200", "threads": None, "torch": "2"})
+        patch.setattr(
+            "patchslim.timing.latency.described",
+            lambda device: {"device": "NVIDIA H200", "threads": None, "torch": "2"},
+        )
         refused(slim(*ASKED, "--resume"), "other timed_on (device cpu, now NVIDIA H200)")
     assert slim(*ASKED, "--resume")[0] == 0
     assert (tmp_path / "a" / "plan.json").exists()

@@ -11,14 +11,14 @@ import pytest
 from PIL import Image
 
 import patchslim as ps
-from patchslim.cli.demo import Run, remove_old_demo, show
+from patchslim.cli.showcase import Run, remove_old_demo, show
 from patchslim.hosts import HostInfo
 from small import make_host
 
 # A tenth of the demo's images to choose by: it keeps its promises with them, in a third of the time.
 FEWER = """
 from importlib import import_module
-import_module("patchslim.cli.demo").CALIBRATION_IMAGES = 48
+import_module("patchslim.cli.showcase").CALIBRATION_IMAGES = 48
 import_module("patchslim.cli.main").main()
 """
 

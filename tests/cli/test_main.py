@@ -5,18 +5,20 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
-import typer
 from typer.testing import CliRunner
 
 import patchslim as ps
-from commands import SMALL, Run, refused
-from patchslim.cli import inspect as inspect_command
-from patchslim.cli.main import app
+from commands import SMALL, Run, ended_by_ctrl_c, refused
+from patchslim.cli import opening, options
+from patchslim.cli.app import app, open_command
 from patchslim.cli.old import METHODS, OPTIONS
+from patchslim.cli.table import COMMANDS
 from patchslim.errors import PatchslimWarning
-from patchslim.methods import names
+from patchslim.measure import SpeedConfig
+from patchslim.methods import Task, names
+from patchslim.recover import RecoverConfig
+from patchslim.timing.modes import DTYPES, MODES
 
-COMMANDS = ("demo", "methods", "inspect", "slim", "finetune", "eval", "bench", "export", "compare", "report", "view")
 # What the command line had before methods were one list.
 OLD_SLIM = (
     *("--select", "--removed", "--score", "--groups", "--mode", "--predictor", "--distance", "--choosing-blocks"),
@@ -35,6 +37,40 @@ def test_help_and_version(run: Run) -> None:
     assert {line.split()[0] for line in out.splitlines() if line.startswith("  ") and line.strip()} >= set(COMMANDS)
 
 
+def test_short_options_and_completion(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert run("-h")[1] == run("--help")[1]
+    assert run("slim", "-h")[1] == run("slim", "--help")[1]
+    monkeypatch.setenv("_PATCHSLIM_COMPLETE", "complete_bash")
+    for words, told in (("patchslim sl", "slim"), ("patchslim slim --target-m", "--target-macs")):
+        monkeypatch.setenv("COMP_WORDS", words)
+        monkeypatch.setenv("COMP_CWORD", str(words.count(" ")))
+        assert run()[1].split() == [told]
+
+
+def test_the_list_says_of_commands_what_they_say_themselves() -> None:
+    for name, own in COMMANDS.items():
+        assert open_command(name).help == own.help
+        assert own.resumes == ("--resume" in options_of(name))
+
+
+def test_defaults_that_are_written_twice_agree() -> None:
+    """Commands don't import what they need to know their defaults."""
+
+    def usual(command: str) -> dict[str, Any]:
+        return {own.name: own.default for own in open_command(command).params}
+
+    config = RecoverConfig().as_dict()
+    shared = usual("finetune").keys() & config.keys()
+    assert len(shared) == 10
+    assert {name: usual("finetune")[name] for name in shared} == {name: config[name] for name in shared}
+    compare = usual("compare")
+    assert SpeedConfig(compare["bench_batch_size"], compare["dtype"], (compare["mode"],), compare["seconds"]) == (
+        SpeedConfig()
+    )
+    assert usual("slim")["memory"] == Task.memory_gib
+    assert (", ".join(MODES), ", ".join(DTYPES)) == (options.MODES, options.DTYPES)
+
+
 @pytest.mark.parametrize("command", COMMANDS)
 def test_every_command_has_json_and_a_help_that_fits(command: str) -> None:
     shown = CliRunner().invoke(app, [command, "--help"], env={"COLUMNS": "120"}, terminal_width=120)
@@ -46,8 +82,7 @@ def test_every_command_has_json_and_a_help_that_fits(command: str) -> None:
 
 def options_of(command: str) -> set[str]:
     """What a command takes."""
-    made: Any = typer.main.get_command(app)
-    return {option for own in made.commands[command].params for option in own.opts if option.startswith("--")}
+    return {option for own in open_command(command).params for option in own.opts if option.startswith("--")}
 
 
 @pytest.mark.parametrize(("command", "options"), [("slim", OLD_SLIM), ("compare", OLD_COMPARE)])
@@ -109,11 +144,11 @@ def test_files_that_fail_are_told_and_bugs_are_not(run: Run, monkeypatch: pytest
 
         return fail
 
-    monkeypatch.setattr(inspect_command, "open_model", failing(OSError(5, "Input/output error", "weights.bin")))
+    monkeypatch.setattr(opening, "open_model", failing(OSError(5, "Input/output error", "weights.bin")))
     refused(run("inspect", "test_vit"), "A file can't be read or written (Input/output error: weights.bin)")
-    monkeypatch.setattr(inspect_command, "open_model", failing(KeyboardInterrupt()))
-    refused(run("inspect", "test_vit"), "Interrupted; `slim`, `finetune` and `compare` go on where they were")
-    monkeypatch.setattr(inspect_command, "open_model", failing(ZeroDivisionError("a bug")))
+    monkeypatch.setattr(opening, "open_model", failing(KeyboardInterrupt()))
+    ended_by_ctrl_c(run("inspect", "test_vit"))
+    monkeypatch.setattr(opening, "open_model", failing(ZeroDivisionError("a bug")))
     with pytest.raises(ZeroDivisionError):
         run("inspect", "test_vit")
 
@@ -123,7 +158,7 @@ def test_a_warning_is_one_line(run: Run, monkeypatch: pytest.MonkeyPatch) -> Non
         warnings.warn("One thing to know.", PatchslimWarning, stacklevel=2)
         raise ps.PatchslimError("And it ends.")
 
-    monkeypatch.setattr(inspect_command, "open_model", warn)
+    monkeypatch.setattr(opening, "open_model", warn)
     with warnings.catch_warnings():
         warnings.simplefilter("always")
         _, _, err = run("inspect", "test_vit")

@@ -194,7 +194,7 @@ def test_a_model_that_cant_be_compiled_is_timed_without(
         ({"batch_sizes": [0]}, "from 1 to 65536"),
         ({"batch_sizes": [4, 2**17]}, "131072"),
         ({"batch_sizes": []}, "at least one"),
-        ({"dtypes": ["int3"]}, "no dtype int3"),
+        ({"dtypes": ["int3"]}, "no dtype 'int3'"),
         ({"seconds": 0.0}, "seconds"),
         ({"seconds": math.nan}, "seconds"),
     ],

@@ -5,23 +5,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
-from typer import Option
+from typer import Context, Option
 
 from patchslim.cli import options
-from patchslim.cli.opening import open_device
 from patchslim.cli.terminal import console, report, shown
-from patchslim.data import open_images
 from patchslim.errors import PatchslimError, first_words
 from patchslim.files import write_json
-from patchslim.measure import BenchConfig
-from patchslim.measure import bench as measure
-from patchslim.measure.bench import by_dtype, forecast
-from patchslim.plan import SlimPlan
-from patchslim.runs.manifest import add_made
-from patchslim.runs.store import PLAN, load, load_host
-from patchslim.timing import device_name
-from patchslim.timing.memory import out_of_memory
-from patchslim.timing.modes import MODES
 
 FOLDER = "bench"  # in the run's
 NAMES = {
@@ -34,13 +23,12 @@ NAMES = {
 
 
 def bench(
+    context: Context,
     run: options.RunFolder,
     data: options.SomeData = None,
     batch_size: Annotated[str | None, Option(metavar="B[,B…]", help="Images at a time [32, or the run's].")] = None,
     dtype: Annotated[str | None, Option(metavar="D[,D…]", help="float32, bfloat16, float16 [or the run's].")] = None,
-    mode: Annotated[
-        str | None, Option(metavar="M[,M…]", help=f"{', '.join(MODES)}, auto [auto, or the run's].")
-    ] = None,
+    mode: Annotated[str | None, Option(metavar="M[,M…]", help=f"{options.MODES}, auto [auto, or the run's].")] = None,
     compiled: Annotated[bool, Option("--compile", help="Also with torch.compile: one more --mode.")] = False,
     every: Annotated[bool, Option("--all", help="In every mode that the device has.")] = False,
     autocast: Annotated[bool, Option("--autocast", help="Autocast to the dtype, the weights in float32.")] = False,
@@ -52,6 +40,20 @@ def bench(
     as_json: options.AsJson = False,
 ) -> None:
     """Time the slim model and its host side by side, and compare with what the MACs and the plan promise."""
+    from patchslim.cli.opening import open_device
+    from patchslim.data import open_images
+    from patchslim.measure import BenchConfig
+    from patchslim.measure import bench as measure
+    from patchslim.measure.bench import by_dtype, forecast
+    from patchslim.plan import SlimPlan
+    from patchslim.runs.manifest import add_made
+    from patchslim.runs.store import PLAN, load, load_host
+    from patchslim.timing import device_name
+    from patchslim.timing.memory import out_of_memory
+    from patchslim.timing.modes import MODES
+
+    if every:
+        options.refuse_idle(context, "--all times every mode", "mode", "compiled")
     place = open_device(device)
     own = forecast(SlimPlan.load(run / PLAN)) if (run / PLAN).exists() else None
     own = own if own and own.device == device_name(place) else None  # it says nothing of other devices

@@ -6,33 +6,21 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any
 
-import torch
 from rich.table import Table
-from typer import Option
+from typer import Context, Option
 
 from patchslim.cli import options
 from patchslim.cli.old import check_names
-from patchslim.cli.opening import default_folder, note_random, open_device, open_model, workers_for
 from patchslim.cli.options import read_ratios, split_setting
 from patchslim.cli.terminal import console, report, show_comparison, table_lines
-from patchslim.data import open_images
 from patchslim.errors import MethodError
 from patchslim.files import write_text
-from patchslim.measure import CompareConfig, SpeedConfig, compare
-from patchslim.measure.accuracy import check_labelled
-from patchslim.measure.comparison import RESULT, check_place
-from patchslim.methods import make
-from patchslim.methods import names as all_methods
-from patchslim.recover import RecoverConfig
-from patchslim.report import draw_comparison, markdown
-from patchslim.report.comparison import about, lines_of
-from patchslim.timing import DTYPES
-from patchslim.timing.modes import MODES, modes_for
 
 TABLE, FIGURE = "table.md", "figure.png"
 
 
 def compare_methods(
+    context: Context,
     model: options.Model,
     data: options.Data,
     val: Annotated[str, Option(metavar="SRC", help="Labelled images to measure top-1 on.")],
@@ -49,10 +37,10 @@ def compare_methods(
     train_images: Annotated[int | None, Option(min=2, help="Images to recover with, a sample of --data [all].")] = None,
     limit: options.Limit = None,
     batch_size: options.BatchSize = 32,
-    bench_batch_size: Annotated[int, Option(min=1, max=2**16, help="When timing.")] = SpeedConfig.batch_size,
-    dtype: Annotated[str, Option(help=f"Of timing: {', '.join(DTYPES)}.")] = "float32",
-    mode: Annotated[str, Option(help=f"Of timing: {', '.join(MODES)}; auto: the fastest.")] = "auto",
-    seconds: Annotated[float, Option(help="Of timing, for each model.")] = SpeedConfig.seconds,
+    bench_batch_size: Annotated[int, Option(min=1, max=2**16, help="When timing.")] = 32,
+    dtype: Annotated[str, Option(help=f"Of timing: {options.DTYPES}.")] = "float32",
+    mode: Annotated[str, Option(help=f"Of timing: {options.MODES}; auto: the fastest.")] = "auto",
+    seconds: Annotated[float, Option(help="Of timing, for each model.")] = 2.0,
     img_size: options.ImgSize = None,
     readout: options.Readout = None,
     device: options.Device = None,
@@ -62,6 +50,19 @@ def compare_methods(
     as_json: options.AsJson = False,
 ) -> None:
     """Compare ways to slim a model at equal MACs: top-1 before and after one and the same recovery, and throughput."""
+    import torch
+
+    from patchslim.cli.opening import default_folder, note_random, open_device, open_model, workers_for
+    from patchslim.data import open_images
+    from patchslim.measure import CompareConfig, SpeedConfig, compare
+    from patchslim.measure.accuracy import check_labelled
+    from patchslim.measure.comparison import RESULT, check_place
+    from patchslim.recover import RecoverConfig
+    from patchslim.report import draw_comparison, markdown
+    from patchslim.timing.modes import modes_for
+
+    if not recover:
+        options.refuse_idle(context, "nothing is recovered without --recover", "train_images")
     chosen, ratios = chosen_methods(methods, settings or []), read_ratios(target_macs)
     config = CompareConfig(
         recover=RecoverConfig(epochs=recover, block_epochs=0, seed=seed) if recover else None,
@@ -96,6 +97,9 @@ def compare_methods(
 
 def chosen_methods(names: str, settings: Sequence[str]) -> list[Any]:
     """The methods asked for, each once, with their settings; MethodError for names and settings that are none."""
+    from patchslim.methods import make
+    from patchslim.methods import names as all_methods
+
     words = [word.strip() for word in names.split(",") if word.strip()]
     asked = list(dict.fromkeys(name for word in words for name in (all_methods() if word == "all" else [word])))
     if not asked:
@@ -113,6 +117,8 @@ def chosen_methods(names: str, settings: Sequence[str]) -> list[Any]:
 
 def text_of(table: Mapping[str, Any]) -> str:
     """The table for a terminal."""
+    from patchslim.report.comparison import about, lines_of
+
     names, rows, notes = lines_of(table)
     shown = Table(*names, title=table["model"], caption=about(table), box=None, pad_edge=False)
     for number, column in enumerate(shown.columns):

@@ -1,21 +1,16 @@
 """`patchslim eval`: accuracy and MACs of a model or a run, or of two on the same images."""
 
 from dataclasses import asdict
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Argument
 
 from patchslim.cli import options
-from patchslim.cli.opening import is_run, note_random, open_device, open_model, refuse_with_run, workers_for
 from patchslim.cli.terminal import console, note_skipped, report, shown
-from patchslim.data import open_images
-from patchslim.data.transform import data_config
 from patchslim.errors import PatchslimError
-from patchslim.hosts import HostInfo, inspect
-from patchslim.macs import count_macs, host_macs
-from patchslim.measure import paired
-from patchslim.measure.accuracy import ranks_of
-from patchslim.runs.store import load
+
+if TYPE_CHECKING:
+    from patchslim.hosts import HostInfo
 
 
 def evaluate_model(
@@ -34,12 +29,24 @@ def evaluate_model(
     as_json: options.AsJson = False,
 ) -> None:
     """Measure top-1 and top-5 accuracy on labelled images, and the MACs per image."""
+    from patchslim.cli.opening import is_run, note_random, open_device, open_model, refuse_with_run, workers_for
+    from patchslim.data import open_images
+    from patchslim.data.transform import data_config
+    from patchslim.hosts import inspect
+    from patchslim.hosts.hf_open import is_hf_name
+    from patchslim.macs import count_macs, host_macs
+    from patchslim.measure import paired
+    from patchslim.measure.accuracy import ranks_of
+    from patchslim.runs.store import load
+
     place = open_device(device)
     names = [model] if against is None else [model, against]
     others = [name for name in names if not is_run(name)]  # options that make a model go to every one of these
     if not others:
         refuse_with_run(model, checkpoint=checkpoint, pretrained=pretrained, img_size=img_size)
-    networks = [open_model(name, checkpoint, pretrained, img_size) if name in others else load(name) for name in names]
+    bare = [name for name in others if not is_hf_name(name)] or others  # the rest bring weights of their own
+    given = {name: (checkpoint, pretrained) if name in bare else (None, False) for name in others}
+    networks = [open_model(name, *given[name], img_size) if name in others else load(name) for name in names]
     if others:
         note_random(others, checkpoint, pretrained)
     infos = [inspect(network) for network in networks]
@@ -75,7 +82,7 @@ def evaluate_model(
     report(results[0] | {"against": results[1], "paired": asdict(apart)}, as_json, "\n".join(lines))
 
 
-def check_alike(names: list[str], infos: list[HostInfo]) -> None:
+def check_alike(names: list[str], infos: "list[HostInfo]") -> None:
     """Refuse two models that don't answer the same question about the same pixels."""
     sizes = [f"images of {info.image_size[1]}×{info.image_size[0]} pixels" for info in infos]
     classes = [f"{info.classes} classes" for info in infos]

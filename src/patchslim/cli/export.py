@@ -2,21 +2,19 @@
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-from typer import Option
+from typer import Context, Option
 
 from patchslim.cli import options
 from patchslim.cli.terminal import note_skipped, report, shown
-from patchslim.data import open_images
-from patchslim.export import Exported, export, open_format
-from patchslim.export.cpu import this_cpu
-from patchslim.export.run import check_request
-from patchslim.runs.manifest import add_made
-from patchslim.runs.store import PLAN, load
+
+if TYPE_CHECKING:
+    from patchslim.exports import Exported
 
 
 def export_run(
+    context: Context,
     run: options.RunFolder,
     format: Annotated[str, Option(metavar="F", help="onnx, torch-export or openvino.")],
     int8: Annotated[bool, Option("--int8", help="Quantise to INT8, calibrated on the images of --data.")] = False,
@@ -27,6 +25,15 @@ def export_run(
     as_json: options.AsJson = False,
 ) -> None:
     """Write a run as ONNX, torch.export or OpenVINO, and check that the file gives the model's own answers."""
+    from patchslim.data import open_images
+    from patchslim.exports import export, open_format
+    from patchslim.exports.cpu import this_cpu
+    from patchslim.exports.run import check_request
+    from patchslim.runs.manifest import add_made
+    from patchslim.runs.store import PLAN, load
+
+    if data is None:
+        options.refuse_idle(context, "without --data there is only noise to compare on", "images", "seed")
     kind = open_format(format)
     target = out or run / f"model{'.int8' if int8 else ''}{kind.suffix}"
     check_request(kind, target, int8, data is not None)
@@ -51,7 +58,7 @@ def export_run(
     report(about, as_json, sentence(done))
 
 
-def sentence(done: Exported) -> str:
+def sentence(done: "Exported") -> str:
     """For reading."""
     found, precision = (done.fp32, "fp32") if done.int8 is None else (done.int8, "INT8")
     ties = f"; {found.ties} images are ties that the last bit decides" if found.ties else ""

@@ -3,40 +3,33 @@
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, cast
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
-import torch
-from typer import Option
+from typer import Context, Option
 
 from patchslim.cli import options
-from patchslim.cli.opening import open_device, workers_for
 from patchslim.cli.terminal import console, note_skipped, report, show_recovery
-from patchslim.data import open_images
-from patchslim.measure import evaluate
-from patchslim.recover import RecoverConfig
-from patchslim.recover.config import Amp
-from patchslim.runs.made import stale_files
-from patchslim.runs.recover import Request, check_request, recover_run
-from patchslim.runs.store import load
 
-USUAL = RecoverConfig()
+if TYPE_CHECKING:
+    from patchslim.recover.config import Amp
 
 
 def finetune(
+    context: Context,
     run: options.RunFolder,
     data: options.Data,
     val: Annotated[str | None, Option(metavar="SRC", help="Labelled images; top-1 before and after.")] = None,
     classes: options.Classes = None,
-    epochs: Annotated[int | None, Option(min=0, help="Of distillation [5,000 steps, at most 100].")] = USUAL.epochs,
-    block_epochs: Annotated[int, Option(min=0, help="Of block-wise reconstruction.")] = USUAL.block_epochs,
-    supervised_epochs: Annotated[int, Option(min=0, help="Of the DeiT recipe, with labels.")] = USUAL.supervised_epochs,
-    learning_rate: Annotated[float, Option(help="At its peak.")] = USUAL.learning_rate,
-    temperature: Annotated[float, Option(help="Of the probabilities that are distilled.")] = USUAL.temperature,
-    batch_size: options.BatchSize = USUAL.batch_size,
-    amp: Annotated[str, Option(help="auto: bf16 on a GPU; bf16: on a CPU too; off.")] = USUAL.amp,
+    epochs: Annotated[int | None, Option(min=0, help="Of distillation [5,000 steps, at most 100].")] = None,
+    block_epochs: Annotated[int, Option(min=0, help="Of block-wise reconstruction.")] = 1,
+    supervised_epochs: Annotated[int, Option(min=0, help="Of the DeiT recipe, with labels.")] = 0,
+    learning_rate: Annotated[float, Option(help="At its peak.")] = 3e-5,
+    temperature: Annotated[float, Option(help="Of the probabilities that are distilled.")] = 4.0,
+    batch_size: options.BatchSize = 128,
+    amp: Annotated[str, Option(help="auto: bf16 on a GPU; bf16: on a CPU too; off.")] = "auto",
     images: Annotated[int | None, Option(min=2, help="Take a sample of this many.")] = None,
-    held_out: Annotated[float, Option(help="Share of images, at most 512, that says when to stop.")] = USUAL.held_out,
-    patience: Annotated[int, Option(min=1, help="Epochs without a better loss on held-out images.")] = USUAL.patience,
+    held_out: Annotated[float, Option(help="Share of images, at most 512, that says when to stop.")] = 0.1,
+    patience: Annotated[int, Option(min=1, help="Epochs without a better loss on held-out images.")] = 20,
     teacher: Annotated[Path | None, Option(metavar="F", help="The original weights, if the run lacks them.")] = None,
     out: Annotated[Path | None, Option(metavar="RUN2", help="Leave RUN as it is and recover a copy.")] = None,
     device: options.Device = None,
@@ -47,6 +40,20 @@ def finetune(
     as_json: options.AsJson = False,
 ) -> None:
     """Give a slim model its accuracy back: it learns from the network it was made from. No labels are needed."""
+    import torch
+
+    from patchslim.cli.opening import open_device, workers_for
+    from patchslim.data import open_images
+    from patchslim.measure import evaluate
+    from patchslim.recover import RecoverConfig
+    from patchslim.runs.made import stale_files
+    from patchslim.runs.recover import Request, check_request, recover_run
+    from patchslim.runs.store import load
+
+    if epochs == supervised_epochs == 0:
+        options.refuse_idle(context, "only blocks learn, at a rate of their own", "learning_rate", "patience")
+    if val is None and not supervised_epochs:
+        options.refuse_idle(context, "no labels are read without --val or --supervised-epochs", "classes")
     config = RecoverConfig(
         epochs=epochs,
         block_epochs=block_epochs,
@@ -56,7 +63,7 @@ def finetune(
         batch_size=batch_size,
         held_out=held_out,
         patience=patience,
-        amp=cast(Amp, amp),
+        amp=cast("Amp", amp),
         seed=seed,
     )
     request = Request(run, out, teacher, resume, again)

@@ -3,12 +3,7 @@
 from typing import Any
 
 from patchslim.cli import options
-from patchslim.cli.opening import is_run, open_model, refuse_with_run
 from patchslim.cli.terminal import report
-from patchslim.hosts import inspect
-from patchslim.macs import count_macs
-from patchslim.methods import DEFAULT, make
-from patchslim.runs.store import load_host
 
 FACTS = (
     *("family", "depth", "width", "heads", "prefix_tokens", "patches", "grid", "image_size", "readout", "classes"),
@@ -24,6 +19,12 @@ def inspect_model(
     as_json: options.AsJson = False,
 ) -> None:
     """Tell a model's depth, width, heads, tokens, readout and MACs, and whether it can be slimmed."""
+    from patchslim.cli.opening import is_run, open_model, refuse_with_run
+    from patchslim.hosts import inspect
+    from patchslim.macs import count_macs
+    from patchslim.methods import DEFAULT, make
+    from patchslim.runs.store import load_host
+
     if is_run(model):
         refuse_with_run(model, checkpoint=checkpoint, img_size=img_size, readout=readout)
         network = load_host(model)

@@ -7,8 +7,8 @@ from rich.table import Table
 from typer import Argument
 
 from patchslim.cli import options
+from patchslim.cli.old import check_names
 from patchslim.cli.terminal import report, table_lines
-from patchslim.methods import DEFAULT, describe, names
 
 WIDTH = 120
 
@@ -18,7 +18,10 @@ def list_methods(
     as_json: options.AsJson = False,
 ) -> None:
     """List the methods: what each does, when to take it, its settings and their defaults."""
+    from patchslim.methods import DEFAULT, describe, names
+
     if name is not None:
+        check_names([name])
         found = describe(name)
         report(found, as_json, one(found))
         return
@@ -28,6 +31,8 @@ def list_methods(
 
 def one(method: Mapping[str, Any]) -> str:
     """One method for reading: what, when, settings."""
+    from patchslim.methods import DEFAULT
+
     usual = ", the default" if method["name"] == DEFAULT else ""
     package = "" if method["package"] is None else f", of the package {method['package']}"
     lines = [f"{method['name']}{usual}{package}", "", *(f"  {line}".rstrip() for line in method["what"].splitlines())]

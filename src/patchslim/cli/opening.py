@@ -1,12 +1,15 @@
 """Opening what a command is about: models by name, run folders, devices."""
 
 import difflib
-from collections.abc import Iterable
+import re
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 import timm
 import torch
+from huggingface_hub import try_to_load_from_cache
+from huggingface_hub.constants import ENDPOINT
 from torch import nn
 
 from patchslim.cli.terminal import console
@@ -14,8 +17,10 @@ from patchslim.errors import CheckpointError, PatchslimError, RunError, Unsuppor
 from patchslim.hosts import open_hf
 from patchslim.hosts.checkpoint import put_checkpoint_, read_checkpoint
 from patchslim.hosts.hf_open import ON_HUB, is_hf_name
+from patchslim.hosts.hub import answers, bars_for_eyes
+from patchslim.packages import quiet
 from patchslim.runs.store import CONFIG, holds_run
-from patchslim.runs.sweep import check_no_sweep
+from patchslim.runs.sweep import check_one_run
 
 
 def open_model(
@@ -32,31 +37,58 @@ def open_model(
     if is_hf_name(name):
         if readout is not None:
             raise UnsupportedModel(f"{name} is a Hugging Face model, whose head reads what its class says.")
-        if checkpoint is not None:
-            raise CheckpointError(f"{name} is a Hugging Face model and brings its own weights; leave out --checkpoint.")
+        if checkpoint is not None or pretrained:
+            given = "--pretrained" if checkpoint is None else "--checkpoint"
+            raise CheckpointError(f"{name} is a Hugging Face model and brings its own weights; leave out {given}.")
         return open_hf(name, img_size)
+    if is_run(name):
+        raise RunError(f"{name} is a run already; give the model that it was made from.")
     if not timm.is_model(name):
-        check_no_sweep(Path(name))
+        check_one_run(Path(name))
         raise UnsupportedModel(_unknown(name))
     if checkpoint is not None and pretrained:
         raise CheckpointError("Give --checkpoint or --pretrained, not both.")
     weights = {} if checkpoint is None else read_checkpoint(checkpoint)
     head = weights.get("head.weight")  # of a fine-tuned model's own classes, so that the user need not say them
     classes = None if head is None or head.ndim != 2 else head.shape[0]
+    asked = {"--img-size": img_size, "--readout": readout}
     settings = {"img_size": img_size, "global_pool": readout, "num_classes": classes}
     settings = {key: value for key, value in settings.items() if value is not None}
+    if pretrained:
+        settings |= weights_at_hand(name)
     try:
-        model: nn.Module = timm.create_model(name, pretrained=pretrained, **settings)
+        with quiet(), bars_for_eyes():
+            model: nn.Module = timm.create_model(name, pretrained=pretrained, **settings)
     except Exception as error:
         if pretrained:
             raise CheckpointError(
                 f"timm can't make {name} with pretrained weights ({first_words(error)}); where they can't be "
                 "downloaded, give them as a file with --checkpoint."
             ) from None
-        raise UnsupportedModel(f"timm can't make {name} with these settings: {first_words(error)}.") from None
+        words = " and ".join(f"{option} {value}" for option, value in asked.items() if value is not None)
+        words = f" with {words}" if words else ""
+        raise UnsupportedModel(f"timm can't make {name}{words} ({first_words(error)}); try others.") from None
     if checkpoint is not None:
         put_checkpoint_(model, weights, str(checkpoint))
     return model.eval()
+
+
+def weights_at_hand(name: str) -> dict[str, Any]:
+    """What tells timm where pretrained weights are: nothing where they can be downloaded, else the hub's cache."""
+    config = timm.get_pretrained_cfg(name)
+    if config is None or config.file or not (config.hf_hub_id or config.url):
+        return {}
+    place = ENDPOINT if config.hf_hub_id else config.url
+    if answers(place):
+        return {}
+    for file in (config.hf_hub_filename, "model.safetensors", "pytorch_model.bin"):
+        found = try_to_load_from_cache(config.hf_hub_id, file) if config.hf_hub_id and file else None
+        if isinstance(found, str):
+            return {"pretrained_cfg_overlay": {"file": found}}
+    raise CheckpointError(
+        f"The pretrained weights of {name} can't be downloaded, because {place} can't be reached; "
+        "give them as a file with --checkpoint."
+    )
 
 
 def _unknown(name: str) -> str:
@@ -67,9 +99,20 @@ def _unknown(name: str) -> str:
             f"{name} is a folder but holds no run and no Hugging Face model: it has no {CONFIG}; "
             "give a run folder or a timm model name."
         )
-    close = difflib.get_close_matches(name, timm.list_models(), n=1)
-    hint = f"did you mean {close[0]}?" if close else "timm.list_models() has the names."
-    return f"There is no run folder and no timm model called {name}; {hint}"
+    if Path(name).is_file():
+        return f"{name} is a file; give a timm model name or a run folder, and weights with --checkpoint."
+    close = near(name, timm.list_models())
+    hint = f"did you mean {' or '.join(close)}?" if close else "timm.list_models() has the names."
+    on_hub = re.fullmatch(r"\w[\w.-]*/[\w.-]+", name)
+    hub = f" For a model on the Hugging Face hub give {ON_HUB}{name}." if on_hub else ""
+    return f"There is no run folder and no timm model called {name}; {hint}{hub}"
+
+
+def near(name: str, known: Sequence[str]) -> list[str]:
+    """Names like one: at most three that go on from it, else the one with nearly the same letters."""
+    word = name.split("/")[-1].lower().replace("-", "_")
+    longer = [other for other in known if other.startswith(word)] if word else []
+    return longer[:3] or difflib.get_close_matches(word, known, n=1)
 
 
 def note_random(names: Iterable[str], checkpoint: Path | None, pretrained: bool) -> None:
@@ -80,6 +123,8 @@ def note_random(names: Iterable[str], checkpoint: Path | None, pretrained: bool)
 
 def default_folder(kind: str, model: str) -> Path:
     """runs/MODEL or comparisons/MODEL; of a folder or a name on the hub, the last word of it."""
+    if not model.strip():
+        raise UnsupportedModel(_unknown(model))
     return Path(kind) / (Path(model.removeprefix(ON_HUB)).resolve().name if is_hf_name(model) else model)
 
 
@@ -106,7 +151,7 @@ def open_device(name: str | None) -> torch.device:
         torch.zeros(1, device=device)
     except (RuntimeError, AssertionError, NotImplementedError) as error:
         why = first_words(error)
-        raise PatchslimError(f"The device {name} can't be used here ({why}); try --device cpu.") from None
+        raise PatchslimError(f"The device {name!r} can't be used here ({why}); try --device cpu.") from None
     return device
 
 

@@ -4,12 +4,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
-from typer import Argument, Option
+from typer import Argument, Context, Option
 
-from patchslim.errors import BudgetError, MethodError
+from patchslim.errors import BudgetError, MethodError, PatchslimError
 
 MODEL_HELP = "A timm model name, such as deit_tiny_patch16_224, a folder with a Hugging Face model, or hf:NAME"
 IMAGES_HELP = "a folder, an image, WebDataset shards ('shards-{0000..0003}.tar'), or digits."
+DTYPES = "float32, bfloat16, float16"
+MODES = "eager, compiled, graph, compiled-graph"
 Model = Annotated[str, Argument(help=f"{MODEL_HELP}.", metavar="MODEL")]
 RunFolder = Annotated[Path, Argument(help="A run folder of `patchslim slim`.", metavar="RUN")]
 Data = Annotated[str, Option(metavar="SRC", help=f"Images: {IMAGES_HELP}")]
@@ -32,12 +34,26 @@ Seed = Annotated[int, Option(min=0, max=2**31 - 1, help="Of samples, random weig
 AsJson = Annotated[bool, Option("--json", help="Print one JSON object; all else goes to standard error.")]
 
 
+def refuse_idle(context: Context, because: str, *names: str) -> None:
+    """Raise PatchslimError for options that were given and would do nothing."""
+    given = []
+    for own in context.command.params:
+        source = context.get_parameter_source(own.name or "")
+        if own.name in names and source is not None and source.name == "COMMANDLINE":
+            given.append(own.opts[0])
+    if given:
+        leave = "leave it out" if len(given) == 1 else "leave them out"
+        raise PatchslimError(f"{' and '.join(given)} would do nothing, because {because}; {leave}.")
+
+
 def read_ratios(text: str | None) -> list[float]:
     """The MAC ratios asked for, the largest first."""
     try:
         ratios = sorted(map(float, text.split(",")), reverse=True) if text is not None else []
     except ValueError:
-        raise BudgetError(f"{text} is not a MAC ratio, nor several with commas between; try 0.6 or 0.7,0.55.") from None
+        raise BudgetError(
+            f"{text!r} is not a MAC ratio, nor several with commas between; try 0.6 or 0.7,0.55."
+        ) from None
     check_shares(ratios)
     return ratios
 

@@ -9,12 +9,6 @@ from patchslim.cli import options
 from patchslim.cli.terminal import report
 from patchslim.errors import RunError
 from patchslim.files import checked, read_json
-from patchslim.plan import SlimPlan
-from patchslim.report.page import pictures_in, write_page
-from patchslim.runs.make import measure_plan
-from patchslim.runs.manifest import add_made, check_made
-from patchslim.runs.schemas import Speed
-from patchslim.runs.store import PLAN, load_host, read_config, read_metrics
 
 EMPTY = "–"
 
@@ -25,6 +19,10 @@ def report_runs(
     as_json: options.AsJson = False,
 ) -> None:
     """Write a page about runs: MACs, patches per block, accuracy and speed where they were measured, pictures."""
+    from patchslim.report.page import write_page
+    from patchslim.runs.manifest import add_made
+    from patchslim.runs.store import PLAN
+
     path, found = out or runs[0] / "report.html", [facts(run) for run in runs]
     path.parent.mkdir(parents=True, exist_ok=True)
     write_page(found, path)
@@ -35,6 +33,11 @@ def report_runs(
 
 def facts(run: Path) -> dict[str, Any]:
     """What the page says of a run; top-1 and speed as they were measured last, if they were."""
+    from patchslim.plan import SlimPlan
+    from patchslim.report.page import pictures_in
+    from patchslim.runs.make import measure_plan
+    from patchslim.runs.store import PLAN, load_host, read_config, read_metrics
+
     host = load_host(run)  # which looks whether the files are as they were written
     config, plan = read_config(run), SlimPlan.load(run / PLAN)
     metrics = read_metrics(run) | measure_plan(host, plan)
@@ -64,6 +67,9 @@ def facts(run: Path) -> dict[str, Any]:
 
 def _measured(run: Path, path: Path) -> dict[str, Any]:
     """What `bench` found, as it was written."""
+    from patchslim.runs.manifest import check_made
+    from patchslim.runs.schemas import Speed
+
     check_made(run, path)
     found = read_json(path, RunError, "measured speed")
     checked(Speed, found, RunError, f"The measured speed {path}")

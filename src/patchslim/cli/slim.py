@@ -2,34 +2,27 @@
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-import torch
-from typer import Option
+from typer import Context, Option
 
 from patchslim.cli import options
 from patchslim.cli.old import check_names
-from patchslim.cli.opening import default_folder, note_random, open_device, open_model, workers_for
 from patchslim.cli.options import read_ratios, split_setting
 from patchslim.cli.terminal import console, note_skipped, report, show_search
-from patchslim.data import open_images
 from patchslim.folder import SOURCE
-from patchslim.hosts import HostInfo, inspect
-from patchslim.hosts.weights import weights_fingerprint
-from patchslim.methods import DEFAULT, Task, make, set_to
-from patchslim.plan import SPEED
-from patchslim.runs.make import check_runs_folder, make_runs
-from patchslim.search import Target
-from patchslim.search.cost import check_reachable
-from patchslim.timing.latency import described
+
+if TYPE_CHECKING:
+    from patchslim.hosts import HostInfo
 
 FEW_IMAGES, MANY_IMAGES = 256, 1024  # docs/notebook/decisions.md
 
 
 def slim(
+    context: Context,
     model: options.Model,
     data: options.Data,
-    method: Annotated[str, Option(metavar="NAME", help="See `patchslim methods`.")] = DEFAULT,
+    method: Annotated[str | None, Option(metavar="NAME", help="See `patchslim methods` [its default].")] = None,
     settings: Annotated[list[str] | None, Option("--set", metavar="KEY=VALUE", help="Of the method.")] = None,
     target_macs: Annotated[str | None, Option(metavar="R[,R…]", help="MACs to keep, e.g. 0.55.")] = None,
     target_speedup: Annotated[float | None, Option(metavar="X", help="Times as fast as now, on this device.")] = None,
@@ -39,9 +32,9 @@ def slim(
     img_size: options.ImgSize = None,
     readout: options.Readout = None,
     images: Annotated[int | None, Option(min=1, metavar="K", help="To look at [256; some on a GPU: 1024].")] = None,
-    memory: Annotated[float, Option(min=0.0, metavar="GIB", help="Bound on cached features.")] = Task.memory_gib,
+    memory: Annotated[float, Option(min=0.0, metavar="GIB", help="Bound on cached features.")] = 2.0,
     batch_size: options.BatchSize = 32,
-    dtype: Annotated[str, Option(help="Of --target-speedup: float32, bfloat16, float16.")] = "float32",
+    dtype: Annotated[str, Option(help=f"Of --target-speedup: {options.DTYPES}.")] = "float32",
     device: options.Device = None,
     seed: options.Seed = 0,
     out: Annotated[Path | None, Option(metavar="RUN", help="Run folder [runs/MODEL].")] = None,
@@ -49,6 +42,20 @@ def slim(
     as_json: options.AsJson = False,
 ) -> None:
     """Make a faster model from a pretrained one and a few hundred images. No labels are needed."""
+    import torch
+
+    from patchslim.cli.opening import default_folder, note_random, open_device, open_model, workers_for
+    from patchslim.data import open_images
+    from patchslim.hosts import inspect
+    from patchslim.hosts.weights import weights_fingerprint
+    from patchslim.methods import DEFAULT, Task, make, set_to
+    from patchslim.runs.make import check_runs_folder, make_runs
+    from patchslim.search import Target
+    from patchslim.timing.latency import described
+
+    if target_speedup is None:
+        options.refuse_idle(context, "nothing is timed without --target-speedup", "dtype")
+    method = DEFAULT if method is None else method
     ratios = read_ratios(target_macs)
     wanted: list[float | None] = [*ratios] or [None]
     target, *_ = [Target(tolerance, ratio, target_speedup, batch_size, dtype) for ratio in wanted]  # each is checked
@@ -88,8 +95,10 @@ def slim(
     report(results[0] if len(ratios) < 2 else {"sweep": str(folder), "runs": results}, as_json, text)
 
 
-def check_ratios(info: HostInfo, method: Any, ratios: Sequence[float]) -> None:
+def check_ratios(info: "HostInfo", method: Any, ratios: Sequence[float]) -> None:
     """Raise BudgetError for a ratio that the method can't reach; say so when one is more than any plan needs."""
+    from patchslim.search.cost import check_reachable
+
     draft = method.draft(info) if hasattr(method, "draft") else None
     if draft is None:
         return
@@ -102,6 +111,8 @@ def check_ratios(info: HostInfo, method: Any, ratios: Sequence[float]) -> None:
 
 def summary(folder: Path, metrics: Mapping[str, Any]) -> str:
     """Two lines for a person, or three where the plan is for a speed-up."""
+    from patchslim.plan import SPEED
+
     lines = [
         f"{folder}: {metrics['macs'] / 1e9:.4g} GMACs per image, {metrics['macs_ratio']:.3f} of the host's "
         f"{metrics['host_macs'] / 1e9:.4g}, in {metrics['seconds']:.0f} s",

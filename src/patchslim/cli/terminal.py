@@ -5,16 +5,18 @@ import json
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, ProgressColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
 from patchslim.events import Event, Listener
-from patchslim.hosts import HostInfo
 
-console = Console(stderr=True)  # everything but results
+if TYPE_CHECKING:
+    from patchslim.hosts import HostInfo
+
+console = Console(stderr=True, markup=False, emoji=False)  # everything but results; a name may have brackets
 
 CANDIDATES = 130  # a measured search takes about so many; the bar is a guess
 # What a search is doing, and how that goes, by event.
@@ -57,12 +59,12 @@ def table_lines(table: Table, width: int) -> list[str]:
 def shown(what: str, total: int | None = None, now: str = "", *more: ProgressColumn) -> Iterator[Callable[..., None]]:
     """A bar on the terminal; gives a function that moves it: `description`, `now`, `completed`, `advance`, `total`."""
     columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[now]}"), TimeElapsedColumn())
-    with Progress(*columns, *more, console=console, transient=True) as progress:
+    with Progress(*columns, *more, console=console, transient=True, disable=not console.is_terminal) as progress:
         yield partial(progress.update, progress.add_task(what, total=total, now=now))
 
 
 @contextmanager
-def show_search(info: HostInfo) -> Iterator[Listener]:
+def show_search(info: "HostInfo") -> Iterator[Listener]:
     """A listener that moves a bar, block by block or candidate by candidate."""
     with shown("searching", info.depth, "computing features") as move:
 
@@ -78,7 +80,7 @@ def _known(error: float | None) -> str:
     return "taking derivatives" if error is None else f"error {error:.3g}"
 
 
-def _done(event: Event, info: HostInfo) -> int | None:
+def _done(event: Event, info: "HostInfo") -> int | None:
     """Blocks that are done, as far as an event tells."""
     kind = event["event"]
     if kind == "block":  # Algorithm 1 goes from the last to the first

@@ -3,18 +3,11 @@
 from pathlib import Path
 from typing import Annotated
 
-import torch
 from typer import Option
 
 from patchslim.cli import options
 from patchslim.cli.terminal import report
-from patchslim.data import open_images
 from patchslim.errors import PatchslimError
-from patchslim.hosts import inspect
-from patchslim.report.pictures import draw_sources, mean_tokens
-from patchslim.runs.manifest import add_made
-from patchslim.runs.store import PLAN, load
-from patchslim.slimmed import plan_of, sources
 
 MOST = 16  # images in a picture
 
@@ -26,6 +19,15 @@ def view(
     as_json: options.AsJson = False,
 ) -> None:
     """Draw the tokens that each block computes over some images, each in the mean colour of its patches."""
+    import torch
+
+    from patchslim.data import open_images
+    from patchslim.hosts import inspect
+    from patchslim.report.pictures import draw_sources, mean_tokens
+    from patchslim.runs.manifest import add_made
+    from patchslim.runs.store import PLAN, load
+    from patchslim.slimmed import plan_of, sources
+
     slim = load(run)
     plan, path = plan_of(slim), out or run / "view.png"
     assert plan is not None

@@ -55,6 +55,8 @@ __all__ = [
 def open_host(model: nn.Module) -> Host:
     """The model as a host; UnsupportedModel says what stands in the way."""
     model = unwrapped(model)
+    if _is_slim(model):
+        raise UnsupportedModel("This model is slim already; take the host it was made from.")
     family = _family(model)
     family.check(model)
     return family(model)
@@ -92,7 +94,11 @@ def spec_of(model: nn.Module) -> Mapping[str, Any]:
 
 def _seen(model: nn.Module) -> Host:
     """A host, checked, or a slim model seen as its host."""
-    return open_slim(model) if any(map(is_slim_block, model.modules())) else open_host(model)
+    return open_slim(model) if _is_slim(unwrapped(model)) else open_host(model)
+
+
+def _is_slim(model: nn.Module) -> bool:
+    return any(map(is_slim_block, model.modules()))
 
 
 def rebuild_host(spec: Mapping[str, Any], most_blocks: int | None = None) -> nn.Module:

@@ -2,8 +2,8 @@
 only, code from nowhere: the class is one of those patchslim knows, whatever a config asks for."""
 
 import json
-from collections.abc import Mapping
-from contextlib import AbstractContextManager, suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from importlib import import_module
 from importlib.metadata import version
 from pathlib import Path
@@ -15,6 +15,7 @@ from patchslim.errors import CheckpointError, UnsupportedModel
 from patchslim.files import read_json
 from patchslim.hosts.hf_data import PREPROCESSOR, hf_data_settings, preparation, read_preprocessor
 from patchslim.hosts.hf_parts import KINDS, LIBRARY, OPENED_AS, SUPPORTED, tower_of
+from patchslim.hosts.hub import answers, bars_for_eyes
 from patchslim.hosts.shells import as_host
 from patchslim.hosts.spec import HFSpec
 from patchslim.hosts.timm_spec import listed, prove, set_data_settings_
@@ -49,9 +50,12 @@ def open_hf(name: str | Path, img_size: int | None = None) -> nn.Module:
     if local and not is_hf_folder(Path(source)):
         raise UnsupportedModel(f"{source} holds no Hugging Face model: it needs a {CONFIG} with a model_type.")
     found = library()
-    cls, settings = _class_of(found, source, local)
-    model = _loaded(cls, source, local, **settings)
-    model.pretrained_cfg = preparation(model, _preprocessor(found, source, local), img_size)
+    with _reading(found, source, local):
+        here = local or not answers()  # what was downloaded before is found without it
+        cls, settings = _class_of(found, source, here)
+        model = _loaded(cls, source, here, **settings)
+        preprocessor = read_preprocessor(Path(source)) if local else _preprocessor(found, source, here)
+    model.pretrained_cfg = preparation(model, preprocessor, img_size)
     return model.eval()
 
 
@@ -65,10 +69,9 @@ def library() -> Any:
         ) from None
 
 
-def _class_of(found: Any, source: str, local: bool) -> tuple[Any, dict[str, Any]]:
+def _class_of(found: Any, source: str, here: bool) -> tuple[Any, dict[str, Any]]:
     """The class that a config's `architectures` names, and what a tower has to know of the whole model."""
-    with _reading(source, local):
-        config, _ = found.PreTrainedConfig.get_config_dict(source, local_files_only=local)
+    config, _ = found.PreTrainedConfig.get_config_dict(source, local_files_only=here)
     names = config.get("architectures") or ["nothing"]
     name = OPENED_AS.get(names[0], names[0])
     if name not in KINDS:
@@ -77,13 +80,12 @@ def _class_of(found: Any, source: str, local: bool) -> tuple[Any, dict[str, Any]
     return getattr(found, name), {"projection_dim": config["projection_dim"]} if tower else {}
 
 
-def _loaded(cls: Any, source: str, local: bool, **settings: Any) -> Any:
-    ways = {"use_safetensors": True, "local_files_only": local, "output_loading_info": True}
-    with _reading(source, local):
-        model, report = cls.from_pretrained(source, **ways, **settings)
+def _loaded(cls: Any, source: str, here: bool, **settings: Any) -> Any:
+    ways = {"use_safetensors": True, "local_files_only": here, "output_loading_info": True}
+    model, report = cls.from_pretrained(source, **ways, **settings)
     missing = sorted(name for name in report["missing_keys"] if not name.endswith("mask_token"))  # only pretraining's
     if missing and all(name.startswith("pooler.") for name in missing):
-        return _loaded(cls, source, local, add_pooling_layer=False)  # it was published without
+        return _loaded(cls, source, here, add_pooling_layer=False)  # it was published without
     if missing:
         more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
         raise CheckpointError(
@@ -93,22 +95,24 @@ def _loaded(cls: Any, source: str, local: bool, **settings: Any) -> Any:
     return model
 
 
-def _preprocessor(found: Any, source: str, local: bool) -> dict[str, Any] | None:
-    """What the model says of its images, where it does."""
-    if local:
-        return read_preprocessor(Path(source))
-    with _reading(source, local):
-        path = found.utils.cached_file(source, PREPROCESSOR, _raise_exceptions_for_missing_entries=False)
+def _preprocessor(found: Any, source: str, here: bool) -> dict[str, Any] | None:
+    """What a model on the hub says of its images, where it does."""
+    ways = {"local_files_only": here, "_raise_exceptions_for_missing_entries": False}
+    path = found.utils.cached_file(source, PREPROCESSOR, **ways)
     return None if path is None else read_preprocessor(Path(path).parent)
 
 
-def _reading(source: str, local: bool) -> AbstractContextManager[None]:
+@contextmanager
+def _reading(found: Any, source: str, local: bool) -> Iterator[None]:
     """Tells in a sentence what fails: a missing, damaged or foreign file and the hub's client can fail in any way."""
-    if local:
-        remedy = f"it needs a model.safetensors that fits its {CONFIG}"
-        return told(f"The weights in {source} can't be read", remedy, CheckpointError)
-    remedy = "where it can't be reached, download the model elsewhere and give its folder"
-    return told(f"{source} can't be had from the Hugging Face hub", remedy, CheckpointError)
+    what, remedy = f"The weights in {source} can't be read", f"it needs a model.safetensors that fits its {CONFIG}"
+    if not local:
+        what = f"{source} can't be had from the Hugging Face hub"
+        remedy = "where it can't be reached, download the model elsewhere and give its folder"
+    own = found.utils.logging  # it loads weights with a bar
+    bars = bars_for_eyes(lambda: not own.is_progress_bar_enabled(), own.disable_progress_bar, own.enable_progress_bar)
+    with told(what, remedy, CheckpointError), bars:
+        yield
 
 
 def describe_hf(model: Any) -> dict[str, Any]:

@@ -105,6 +105,10 @@ def in_eval(model: nn.Module) -> Iterator[None]:
 
 def unwrapped(model: nn.Module) -> nn.Module:
     """The model within what `torch.compile`, DataParallel or DistributedDataParallel put around it."""
+    if not isinstance(model, nn.Module):
+        raise UnsupportedModel(
+            f"A model has to be an nn.Module, as timm.create_model gives, and this is of type {type(model).__name__}."
+        )
     while True:
         inner: Any = getattr(model, "_orig_mod", None)  # of torch.compile
         if inner is None and isinstance(model, (nn.DataParallel, nn.parallel.DistributedDataParallel)):

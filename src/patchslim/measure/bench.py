@@ -54,7 +54,7 @@ def check_timing(dtypes: Sequence[str], seconds: float) -> None:
     """Raise PatchslimError for a precision that there is not, or a time that is none."""
     for dtype in dtypes:
         if dtype not in DTYPES:
-            raise PatchslimError(f"There is no dtype {dtype}; choose from {', '.join(DTYPES)}.")
+            raise PatchslimError(f"There is no dtype {dtype!r}; choose from {', '.join(DTYPES)}.")
     if not 0 < seconds < math.inf:
         raise PatchslimError(f"The seconds to spend have to be more than 0, and {seconds} is not.")
 

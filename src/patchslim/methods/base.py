@@ -70,6 +70,11 @@ class Method:
             raise MethodError(f"{self.name} has no plan for given counts.")
         return draft.sketch(tuple(counts))
 
+    @property
+    def idle(self) -> Mapping[str, str]:
+        """Settings that do nothing beside the others as they are, and why."""
+        return {}
+
     def fit(self, task: "Task") -> Fitted:
         """The slim model for a task."""
         raise NotImplementedError
@@ -182,7 +187,11 @@ def make(name: str, settings: Mapping[str, Any] | None = None) -> Any:
             words = type_words(hint)
             article = "a " if words.startswith(("whole number", "number")) else ""
             raise MethodError(f"The setting {key} of {name} takes {article}{words}, not {value!r}.") from None
-    return cls(**given)
+    made = cls(**given)
+    for key, why in getattr(made, "idle", {}).items():
+        if key in given:
+            raise MethodError(f"The setting {key} of {name} would do nothing, because {why}; leave it out.")
+    return made
 
 
 def _unknown_setting(name: str, key: str, known: Mapping[str, Setting]) -> str:

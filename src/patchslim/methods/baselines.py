@@ -1,6 +1,6 @@
 """Baselines: the paper's static method with another score, or with the same number of patches in every block."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -59,6 +59,11 @@ class Uniform(OneKnob, Baseline):
     """The paper's uniform pruning (its Table 3): every block keeps the same number of patches, by the impact score."""
 
     title: ClassVar[str] = "Uniform pruning"
+
+    @property
+    def idle(self) -> Mapping[str, str]:
+        """Patches are not added step by step."""
+        return {**super().idle, "step": "every block keeps the same number of patches"}
 
     def knobs(self, info: HostInfo) -> Sequence[int]:
         """Patches per block, the most first."""

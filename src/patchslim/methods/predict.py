@@ -42,6 +42,12 @@ class Predict(Method):
     score: ClassVar[Score] = "taylor"  # what G learns to say
 
     @property
+    def idle(self) -> Mapping[str, str]:
+        """With a threshold nothing merges."""
+        leave = self.threshold and self.removed == "merge"
+        return {"removed": "with threshold=true the other patches leave"} if leave else {}
+
+    @property
     def merges(self) -> bool:
         """Whether the others merge; with a threshold they leave."""
         return self.removed == "merge" and not self.threshold

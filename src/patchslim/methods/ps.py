@@ -44,6 +44,11 @@ class PS(Method):
                 f"{self.step}, {self.tune_epochs} and {self.learning_rate}."
             )
 
+    @property
+    def idle(self) -> Mapping[str, str]:
+        """Only tuned blocks learn."""
+        return {} if self.tune_epochs else {"learning_rate": "tune_epochs is 0"}
+
     def draft(self, info: HostInfo) -> Draft:
         """Slices, or patches that are carried along."""
         kind: Static = "carry" if self.carry else "slice"

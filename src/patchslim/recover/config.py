@@ -1,12 +1,12 @@
 """The settings of a recovery."""
 
 import math
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from typing import Any, Literal, get_args
 
 import torch
 
-from patchslim.errors import RecoverError
+from patchslim.errors import RecoverError, plain_number
 from patchslim.files import essential
 
 Amp = Literal["auto", "bf16", "off"]
@@ -61,6 +61,10 @@ class RecoverConfig:
     seed: int = 0
 
     def __post_init__(self) -> None:
+        for own in fields(self):
+            value, kind = getattr(self, own.name), int if own.name == "epochs" else type(own.default)
+            if value is not None and kind in (int, float):
+                plain_number(own.name, value, kind, error=RecoverError)
         if self.amp not in get_args(Amp):
             raise RecoverError(f"There is no amp {self.amp!r}; choose one of {', '.join(get_args(Amp))}.")
         for low, names in ((0, _FROM_ZERO), (1, _FROM_ONE)):

@@ -4,7 +4,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from patchslim.errors import PatchslimError
-from patchslim.export import FORMATS, read_metadata
+from patchslim.exports import FORMATS, read_metadata
 from patchslim.runs.manifest import read_manifest, stale
 
 SUFFIXES = {each.suffix for each in FORMATS.values()}

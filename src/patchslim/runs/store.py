@@ -168,7 +168,7 @@ def find_run(folder: Path) -> None:
         raise RunError(f"There is no run folder at {folder}.")
     if is_hf_folder(folder):
         raise RunError(f"{folder} holds a Hugging Face model and no run; make one with `patchslim slim {folder} …`.")
-    sweep.check_no_sweep(folder)
+    sweep.check_one_run(folder)
     if not holds_run(folder):
         raise RunError(f"{folder} holds no run: it has no {CONFIG}; give a run folder.")
     if not (folder / PLAN).exists():

@@ -19,8 +19,8 @@ def swept(folder: Path) -> list[Path]:
     return sorted(plan.parent for plan in plans)
 
 
-def check_no_sweep(folder: Path) -> None:
-    """Raise RunError for a folder that holds the runs of a sweep, and name them."""
-    if runs := swept(folder):
-        names = ", ".join(run.name for run in runs)
-        raise RunError(f"{folder} holds the runs of a sweep; give one of them: {names}.")
+def check_one_run(folder: Path) -> None:
+    """Raise RunError for a folder that is no run and holds some, as those of a sweep or of a demo; name them."""
+    if not (folder / PLAN).exists() and (runs := sorted(folder.glob(f"*/{PLAN}"))):
+        names = ", ".join(str(run.parent) for run in runs)
+        raise RunError(f"{folder} holds several runs; give one of them: {names}.")

@@ -41,7 +41,7 @@ def modes_for(asked: Sequence[str], device: torch.device, packed: bool) -> list[
     """The modes to time; `auto` is all that go with the device, on a CPU only eager, as compiling takes its time."""
     for mode in asked:
         if mode not in (*MODES, "auto"):
-            raise PatchslimError(f"There is no mode {mode}; choose from auto, {', '.join(MODES)}.")
+            raise PatchslimError(f"There is no mode {mode!r}; choose from auto, {', '.join(MODES)}.")
     wanted = set(asked) - {"auto"}
     if packed and wanted - {"eager"}:
         raise PatchslimError(

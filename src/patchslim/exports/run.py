@@ -11,9 +11,9 @@ from torch import nn
 
 from patchslim.data import AnyImages, ImageSource, as_source
 from patchslim.errors import ExportError
-from patchslim.export.formats import Format, metadata_of, open_format
-from patchslim.export.parity import Parity, check, compare, noise
-from patchslim.export.pt2_file import check_exportable, info_of, portable
+from patchslim.exports.formats import Format, metadata_of, open_format
+from patchslim.exports.parity import Parity, check, compare, noise
+from patchslim.exports.pt2_file import check_exportable, info_of, portable
 from patchslim.packages import need, need_nncf
 
 WORST = 50.0  # percent of answers that an INT8 file has to share with the model: below, it is broken and not coarse

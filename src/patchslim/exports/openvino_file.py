@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from patchslim.data import ImageSource
 from patchslim.errors import ExportError
-from patchslim.export import onnx_file
+from patchslim.exports import onnx_file
 from patchslim.packages import need, need_nncf, told
 
 KEY = "patchslim"  # of the metadata, in rt_info

@@ -7,10 +7,10 @@ import pytest
 import torch
 
 import patchslim as ps
-from export.exported import exported
+from exports.exported import exported
 from patchslim.data import tensor_images
-from patchslim.export import openvino_file
-from patchslim.export.parity import compare
+from patchslim.exports import openvino_file
+from patchslim.exports.parity import compare
 from small import make_images
 
 openvino: Any = pytest.importorskip("openvino")

@@ -9,8 +9,8 @@ import pytest
 import timm
 
 import patchslim as ps
-from export.exported import exported
-from patchslim.export import metadata_of
+from exports.exported import exported
+from patchslim.exports import metadata_of
 from patchslim.plan import SlimPlan
 from small import make_host, slim_of
 

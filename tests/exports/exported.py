@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor, nn
 
 import patchslim as ps
-from patchslim.export import Exported, open_format
+from patchslim.exports import Exported, open_format
 from patchslim.plan import SlimPlan, make_plan
 from patchslim.steps.evit import EViT
 from patchslim.steps.keep import Keep

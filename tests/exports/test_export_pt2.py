@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import patchslim as ps
-from export.exported import exported, slim_way
+from exports.exported import exported, slim_way
 from small import make_host, make_images
 
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import patchslim as ps
-from export.exported import exported, slim_way
+from exports.exported import exported, slim_way
 from small import make_images
 
 onnx: Any = pytest.importorskip("onnx")
@@ -88,7 +88,7 @@ def test_int8_runs_and_stays_close(tmp_path: Path) -> None:
 
 
 def test_an_operator_the_runtime_lacks_is_told(tmp_path: Path) -> None:
-    from patchslim.export import onnx_file
+    from patchslim.exports import onnx_file
 
     path = tmp_path / "a.onnx"
     shutil.copy(exported("drop", "onnx")[1].files[0], path)
@@ -100,7 +100,7 @@ def test_an_operator_the_runtime_lacks_is_told(tmp_path: Path) -> None:
 
 
 def test_weights_beyond_a_protobuf_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from patchslim.export import onnx_file
+    from patchslim.exports import onnx_file
 
     monkeypatch.setattr(onnx_file, "LARGEST", 1000)
     with pytest.raises(ps.ExportError, match="2 GiB"):

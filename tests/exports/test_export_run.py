@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 import patchslim as ps
-from export.exported import slim_way
+from exports.exported import slim_way
 from patchslim.data import tensor_images
-from patchslim.export import parity
-from patchslim.export.formats import FORMATS, Format
+from patchslim.exports import parity
+from patchslim.exports.formats import FORMATS, Format
 from small import make_host, make_images, plan_for
 
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from patchslim.export.cpu import this_cpu
+from patchslim.exports.cpu import this_cpu
 
 XEON = "processor : 0\nmodel name\t: Some Xeon\nflags\t\t: fpu avx2 avx512bw avx512_vnni avx512_vnni_not\n"
 ARM = "processor\t: 0\nFeatures\t: fp asimd asimddp i8mm\nCPU part\t: 0xd40\n"

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from patchslim.data import ImageSource
 from patchslim.errors import ExportError
-from patchslim.export.pt2_file import info_of, plain_attention, to_program, without_select
+from patchslim.exports.pt2_file import info_of, plain_attention, to_program, without_select
 from patchslim.packages import need, told
 
 KEY = "patchslim"  # of the metadata

@@ -8,7 +8,7 @@ import pytest
 
 import patchslim as ps
 from commands import image_folder
-from export.exported import exported, slim_way
+from exports.exported import exported, slim_way
 
 PAGE = (Path(__file__).parents[2] / "docs" / "export.md").read_text(encoding="utf-8")
 

@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from patchslim.data import ImageSource
 from patchslim.data.transform import data_config
 from patchslim.errors import DataError, ExportError
-from patchslim.export import onnx_file, openvino_file, pt2_file
-from patchslim.export.pt2_file import MOST, info_of
+from patchslim.exports import onnx_file, openvino_file, pt2_file
+from patchslim.exports.pt2_file import MOST, info_of
 from patchslim.files import checked
 from patchslim.hosts import HostInfo
 from patchslim.hosts.timm_spec import listed
