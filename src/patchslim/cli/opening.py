@@ -44,7 +44,8 @@ def open_model(
     if is_run(name):
         raise RunError(f"{name} is a run already; give the model that it was made from.")
     if not timm.is_model(name):
-        check_one_run(Path(name))
+        if name.strip():
+            check_one_run(Path(name))
         raise UnsupportedModel(_unknown(name))
     if checkpoint is not None and pretrained:
         raise CheckpointError("Give --checkpoint or --pretrained, not both.")

@@ -2,12 +2,13 @@
 
 from patchslim.cli import options
 from patchslim.cli.terminal import report
-from patchslim.runs.make import runs_in
-from patchslim.runs.store import seal
 
 
 def seal_run(run: options.RunFolder, as_json: options.AsJson = False) -> None:
-    """Take a run's files, or those of each run of a sweep, as they are now, if they make a model. For edits by hand."""
+    """Take the files of a run, or of a sweep's runs, as they are now, if they make a model. For edits by hand."""
+    from patchslim.runs.make import runs_in
+    from patchslim.runs.store import seal
+
     found = {folder: seal(folder) for folder in runs_in(run)}
     results = [{"run": str(folder), "files": names} for folder, names in found.items()]
     text = "\n".join(f"{folder}: {', '.join(names)}" for folder, names in found.items())

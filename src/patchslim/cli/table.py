@@ -73,6 +73,6 @@ COMMANDS = {
     "seal": Command(
         "seal",
         "seal_run",
-        "Take a run's files, or those of each run of a sweep, as they are now, if they make a model. For edits by hand.",
+        "Take the files of a run, or of a sweep's runs, as they are now, if they make a model. For edits by hand.",
     ),
 }

@@ -7,16 +7,15 @@ from typing import Any
 from patchslim.cli import options
 from patchslim.cli.terminal import report
 from patchslim.errors import RunError
-from patchslim.runs.made import stale_files
-from patchslim.runs.make import runs_in
-from patchslim.runs.manifest import AS_WRITTEN, complaint
-from patchslim.runs.store import file_states
 
 OTHERS = "of other weights"  # what was made before the run's were replaced
 
 
 def verify(run: options.RunFolder, as_json: options.AsJson = False) -> None:
     """Say which files of a run, or of each run of a sweep, are as they were written."""
+    from patchslim.runs.make import runs_in
+    from patchslim.runs.manifest import AS_WRITTEN, complaint
+
     results = [verified(folder) for folder in runs_in(run)]
     text = "\n".join(line for result in results for line in lines(result))
     report(results[0] if results[0]["run"] == str(run) else {"sweep": str(run), "runs": results}, as_json, text)
@@ -28,6 +27,10 @@ def verify(run: options.RunFolder, as_json: options.AsJson = False) -> None:
 
 def verified(folder: Path) -> dict[str, Any]:
     """One run's files: how each is, and which of those made from it are stale."""
+    from patchslim.runs.made import stale_files
+    from patchslim.runs.manifest import AS_WRITTEN
+    from patchslim.runs.store import file_states
+
     files = file_states(folder)
     whole = all(state == AS_WRITTEN for state in files.values())
     return {"run": str(folder), "whole": whole, "files": files, "stale": stale_files(folder)}
@@ -35,6 +38,8 @@ def verified(folder: Path) -> dict[str, Any]:
 
 def lines(result: Mapping[str, Any]) -> list[str]:
     """A line for each file."""
+    from patchslim.runs.manifest import AS_WRITTEN
+
     stale = dict.fromkeys(result["stale"], OTHERS)
     told = {name: state for name, state in result["files"].items() if name not in stale or state != AS_WRITTEN}
     return [f"{Path(result['run']) / name}: {state}" for name, state in sorted((stale | told).items())]

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 PLAIN = (bool, int, float, str, tuple, type(None))
 # Not of the network: how it is trained, which kernels it takes, where it came from.
 UNTOLD = {
-    *("training", "grad_checkpointing", "gradient_checkpointing", "fused_attn", "weight_init_mode", "fix_init"),
-    *("distilled_training", "name_or_path", "loss_type"),
+    *("training", "grad_checkpointing", "gradient_checkpointing", "_gradient_checkpointing_func", "fused_attn"),
+    *("weight_init_mode", "fix_init", "distilled_training", "name_or_path", "loss_type"),
 }
 HOOKS = ("_forward_hooks", "_forward_pre_hooks")
 HARMLESS = ("patchslim.", "transformers.")  # their own hooks look at what passes; a load sets them again
@@ -44,7 +44,7 @@ def _differs(module: nn.Module, other: nn.Module) -> str | None:
             return f"has {name} {own} instead of {value}"
     if any(_foreign_hooks(module)):
         return "has a hook"
-    replaced = {name for name, own in vars(module).items() if _is_function(own)} - set(vars(other))
+    replaced = {name for name, own in vars(module).items() if _is_function(own)} - set(vars(other)) - UNTOLD
     if replaced:
         return f"has a {min(replaced)} of its own"
     (own_tensors, other_tensors) = (dict(_tensors(each)) for each in (module, other))
