@@ -1,0 +1,97 @@
+"""`python -m benchmarks reliability`: what patchslim does with damaged files, sudden ends and odd command lines."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sys
+import tempfile
+import time
+import warnings
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import Annotated
+
+import torch
+from typer import Option
+
+from benchmarks.inputs import Out, say
+from benchmarks.reliability import mutations
+from benchmarks.reliability.campaign import Found, Part, import_all, in_parallel, run_part
+from benchmarks.reliability.outcomes import FAILURES
+from benchmarks.reliability.subjects import make
+from benchmarks.rows import RESULTS, Row, about, keep
+
+ONE_THREAD = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+
+
+def reliability(
+    mutated: Annotated[int, Option("--mutations", min=0, help="Files to damage.")] = 10_000,
+    seed: Annotated[int, Option("--seed", help="Of everything that is drawn.")] = 0,
+    jobs: Annotated[int, Option("--jobs", min=1, help="Processes.")] = len(os.sched_getaffinity(0)),
+    failures: Annotated[Path, Option("--failures", help="Folder of what failed.")] = Path("failures"),
+    out: Out = RESULTS,
+) -> None:
+    """Damage files, end commands at random moments, and give odd command lines; count what becomes of it."""
+    if any(os.environ.get(name) != value for name, value in ONE_THREAD.items()):
+        # Libraries read these when they are first imported.
+        os.execve(sys.executable, [sys.executable, "-m", "benchmarks", *sys.argv[1:]], os.environ | ONE_THREAD)
+    warnings.simplefilter("ignore", DeprecationWarning)  # forking with threads; none of them is needed in a child
+    torch.set_num_threads(1)
+    import_all()
+    work = Path(tempfile.mkdtemp(prefix="patchslim-reliability-"))
+    try:
+        in_parallel([partial(make, own, work) for own in mutations.needed(seed, mutated)], jobs)
+        parts = [Part("mutations", lambda number, place: mutations.case(seed, number, work, place), mutated)]
+        for part in parts:
+            start = time.monotonic()
+            found = run_part(part, work / "cases", jobs, failures)
+            tell(part, found, time.monotonic() - start, jobs)
+            write_failures(part, found, failures)
+            keep(rows(part, found, seed), out)
+    finally:
+        shutil.rmtree(work, ignore_errors=True)
+
+
+def tell(part: Part, found: Sequence[Found], seconds: float, jobs: int) -> None:
+    """How a part went, for who waits."""
+    counts = Counter(own["outcome"] for own in found)
+    failed = {name: count for name, count in counts.items() if name in FAILURES}
+    say(f"{part.name}: {len(found)} cases in {seconds:.0f} s ({len(found) / max(seconds, 1e-9) / jobs:.1f} a second and job)")
+    say(f"  {dict(counts.most_common())}; failures: {failed or 'none'}")
+
+
+def write_failures(part: Part, found: Sequence[Found], folder: Path) -> None:
+    """A line for every failure: enough to do it again."""
+    failed = [own for own in found if own["outcome"] in FAILURES]
+    if failed:
+        folder.mkdir(parents=True, exist_ok=True)
+        text = "".join(json.dumps(own) + "\n" for own in failed)
+        (folder / f"{part.name}.jsonl").write_text(text, encoding="utf-8")
+
+
+def rows(part: Part, found: Sequence[Found], seed: int) -> list[Row]:
+    """A row for each group of cases, with the outcomes counted."""
+    groups: dict[str, list[Found]] = defaultdict(list)
+    for own in found:
+        groups[own["group"]].append(own)
+    made = []
+    for group, own in sorted(groups.items()):
+        counts = Counter(str(one["outcome"]) for one in own)
+        values = {"cases": float(len(own))} | {name: float(count) for name, count in counts.items()}
+        point = {"part": part.name, "group": group}
+        made.append(
+            Row(
+                **about(torch.device("cpu")),
+                question="reliability",
+                model="test_vit",
+                method="host",
+                seed=seed,
+                point=point,
+                values=values,
+            )
+        )
+    return made
