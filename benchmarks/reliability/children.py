@@ -25,7 +25,6 @@ from typing import Any
 
 from patchslim.errors import PatchslimError
 
-ANSWER = "answer.json"  # what an action gives, beside the folders that it works on
 PIPE = 2**20  # bytes of output that a child may leave unread
 DIE_WITH_PARENT = 1  # PR_SET_PDEATHSIG
 SOON = 0.3  # seconds to say where it hangs
@@ -67,10 +66,10 @@ class Child:
     def __init__(self, action: Action, folder: Path, memory: int = 0) -> None:
         sys.stdout.flush()
         sys.stderr.flush()
-        self.folder, self.texts = folder, [b"", b""]
-        pipes = [os.pipe() for _ in range(3)]  # output, error, and a byte when the action begins
+        self.folder, self.texts = folder, [b"", b"", b""]
+        pipes = [os.pipe() for _ in range(3)]  # output, error, and a byte when the action begins, then its answer
         self.ends = [end for end, _ in pipes]
-        for end in self.ends[:2]:
+        for end in self.ends:
             os.set_blocking(end, False)
             with contextlib.suppress(OSError):
                 fcntl.fcntl(end, fcntl.F_SETPIPE_SZ, PIPE)
@@ -79,6 +78,7 @@ class Child:
             _become(action, folder, memory, [end for _, end in pipes])
         for _, end in pipes:
             os.close(end)
+        select.select(self.ends[2:], [], [])
         os.read(self.ends[2], 1)
         self.start, self.handle = time.monotonic(), os.pidfd_open(self.pid)
 
@@ -96,7 +96,7 @@ class Child:
         """Wait until so many seconds after the start; whether the child still runs then."""
         while True:
             left = self.start + until - time.monotonic()
-            ready, _, _ = select.select([self.handle, *self.ends[:2]], [], [], max(left, 0))
+            ready, _, _ = select.select([self.handle, *self.ends], [], [], max(left, 0))
             self._drain()
             if self.handle in ready:
                 return False
@@ -119,20 +119,17 @@ class Child:
         self._drain()
         for end in (*self.ends, self.handle):
             os.close(end)
-        out, err = (text.decode(errors="replace") for text in self.texts)
+        out, err, answer = (text.decode(errors="replace") for text in self.texts)
         code = os.waitstatus_to_exitcode(status)
-        return Ended(code, out, err, seconds, used.ru_maxrss * 1024, hung, self._answer())
+        found = json.loads(answer) if answer and code == 0 else None
+        return Ended(code, out, err, seconds, used.ru_maxrss * 1024, hung, found)
 
     def _drain(self) -> None:
         """Read what there is, but not all the time from a pipe that has closed."""
-        for number, end in enumerate(self.ends[:2]):
+        for number, end in enumerate(self.ends):
             with contextlib.suppress(BlockingIOError):
                 while more := os.read(end, PIPE):
                     self.texts[number] += more
-
-    def _answer(self) -> Any:
-        path = self.folder / ANSWER
-        return json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
 
 
 def run(action: Action, folder: Path, limit: float, memory: int = 0) -> Ended:
@@ -157,7 +154,7 @@ def _become(action: Action, folder: Path, memory: int, ends: Sequence[int]) -> N
         if memory:
             resource.setrlimit(resource.RLIMIT_DATA, (_private() + memory,) * 2)
         os.write(ends[2], b"!")
-        code = _code(action)
+        code = _code(action, ends[2])
         sys.stdout.flush()
         sys.stderr.flush()
     finally:
@@ -170,12 +167,12 @@ def _private() -> int:
     return next(int(line.split()[1]) * 1024 for line in status.splitlines() if line.startswith("VmData"))
 
 
-def _code(action: Action) -> int:
+def _code(action: Action, end: int) -> int:
     """The exit code, as the interpreter and the command line have it."""
     try:
         answer = action()
         if answer is not None:
-            Path(ANSWER).write_text(json.dumps(answer), encoding="utf-8")
+            os.write(end, json.dumps(answer).encode())  # not to a file: the disk may be full
     except SystemExit as end:
         return end.code if isinstance(end.code, int) else 1
     except PatchslimError as error:  # from Python: the command line prints the same

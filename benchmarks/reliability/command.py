@@ -19,7 +19,7 @@ import torch
 from typer import Option
 
 from benchmarks.inputs import Out, say
-from benchmarks.reliability import mutations
+from benchmarks.reliability import kills, lines, mutations
 from benchmarks.reliability.campaign import Found, Part, import_all, in_parallel, run_part
 from benchmarks.reliability.outcomes import FAILURES
 from benchmarks.reliability.subjects import make
@@ -30,6 +30,8 @@ ONE_THREAD = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "OPENBLAS_NUM_THRE
 
 def reliability(
     mutated: Annotated[int, Option("--mutations", min=0, help="Files to damage.")] = 10_000,
+    killed: Annotated[int, Option("--kills", min=0, help="Commands to end at random moments.")] = 1000,
+    given: Annotated[int, Option("--commands", min=0, help="Command lines to give.")] = 2000,
     seed: Annotated[int, Option("--seed", help="Of everything that is drawn.")] = 0,
     jobs: Annotated[int, Option("--jobs", min=1, help="Processes.")] = len(os.sched_getaffinity(0)),
     failures: Annotated[Path, Option("--failures", help="Folder of what failed.")] = Path("failures"),
@@ -44,9 +46,16 @@ def reliability(
     import_all()
     work = Path(tempfile.mkdtemp(prefix="patchslim-reliability-"))
     try:
-        in_parallel([partial(make, own, work) for own in mutations.needed(seed, mutated)], jobs)
-        parts = [Part("mutations", lambda number, place: mutations.case(seed, number, work, place), mutated)]
+        wanted = dict.fromkeys([*mutations.needed(seed, mutated), *kills.needed(seed, killed), *(lines.needed() if given else [])])
+        in_parallel([partial(make, own, work) for own in wanted], jobs)
+        parts = [
+            Part("mutations", lambda number, place: mutations.case(seed, number, work, place), mutated),
+            Part("kills", lambda number, place: kills.case(seed, number, work, place), killed),
+            Part("commands", lambda number, place: lines.case(seed, number, work, place), given),
+        ]
         for part in parts:
+            if not part.count:
+                continue
             start = time.monotonic()
             found = run_part(part, work / "cases", jobs, failures)
             tell(part, found, time.monotonic() - start, jobs)

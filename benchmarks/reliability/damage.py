@@ -79,9 +79,11 @@ def huge_hole(rng: Random, path: Path, others: Sequence[Path]) -> str:
 
 def another(rng: Random, path: Path, others: Sequence[Path]) -> str:
     """Another run's file of the same name."""
-    source = rng.choice(list(others)) if others else path
+    if not others:
+        return truncate(rng, path, others)
+    source = rng.choice(others)
     shutil.copyfile(source, path)
-    return f"replaced by {source.parent.name}/{source.name}"
+    return f"replaced by {'/'.join(source.parts[-3:])}"
 
 
 def pipe(rng: Random, path: Path, others: Sequence[Path]) -> str:
@@ -167,9 +169,10 @@ def without_end(rng: Random, path: Path, others: Sequence[Path]) -> str:
 
 def joined(rng: Random, path: Path, others: Sequence[Path]) -> str:
     """A second tar after the first one's end, as `cat` does it."""
-    source = rng.choice(list(others)) if others else path
+    source = rng.choice([path, *others])
+    data = source.read_bytes()
     with path.open("ab") as file:
-        file.write(source.read_bytes())
+        file.write(data)
     return f"{source.name} after the end"
 
 

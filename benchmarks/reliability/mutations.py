@@ -37,7 +37,7 @@ SHARES = {
     "images": 0.07,
     "shards": 0.07,
 }
-LEAST, TIMES = 20.0, 20.0  # seconds, and undamaged runs' times, after which an act counts as hung
+LEAST, TIMES = 12.0, 20.0  # seconds, and undamaged runs' times, after which an act counts as hung
 MEMORY = 3 * 2**30  # bytes that a child may take
 # Of these a folder or nothing in a file's place is no damage: a source may hold any files.
 SOURCES = ("images", "shards")

@@ -26,11 +26,12 @@ FAILURES = {
     "left over": "files that should not be there any more",
     "traceback": "a traceback",
     "crash": "ended by a signal of its own",
+    "no word": "told to end, and ended without a word",
     "hang": "past its time limit",
     "memory": "more than twice the memory",
     "executed": "code of a file was run",
     "sentence": "not one sentence: none, several, or one too long",
-    "code": "an exit code that means nothing",
+    "code": "another exit code than it should be",
 }
 OF_MEMORY = re.compile(r"MemoryError|can't allocate memory|std::bad_alloc|Unable to allocate")
 
@@ -52,7 +53,8 @@ def trouble(ended: Ended, usual: Ended | None = None) -> str | None:
     """What no command may come to, whatever it was asked; None where it ended as it should."""
     if ended.hung:
         return "hang"
-    if OF_MEMORY.search(ended.err) or (usual is not None and ended.memory > GREED * usual.memory):
+    greedy = usual is not None and ended.memory > GREED * usual.memory
+    if greedy or (OF_MEMORY.search(ended.err) and (usual is not None or ended.code != 2)):
         return "memory"
     if "Traceback (most recent call last)" in ended.err:
         return "traceback"

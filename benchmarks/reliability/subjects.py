@@ -25,7 +25,7 @@ TRIES = 20  # to interrupt a command where it has something to go on with
 
 MODEL = ("test_vit", "--img-size", "64")
 DIGITS = ("--data", "digits", "--device", "cpu", "--images", "8", "--batch-size", "8")
-SLIM = ("slim", *MODEL, *DIGITS, "--target-macs", "0.7")
+SWEEP = ("slim", *MODEL, *DIGITS, "--target-macs", "0.8,0.7,0.6", "--method", "merge", "--out", IT)
 RECOVER = ("finetune", IT, "--data", "digits", "--device", "cpu", "--images", "16", "--batch-size", "8")
 COMPARE = (
     *("compare", *MODEL, *DIGITS, "--val", "digits:test", "--limit", "16", "--methods", "drop,tome,evit"),
@@ -102,9 +102,8 @@ def _all() -> Iterator[Subject]:
         yield Subject(f"search by {method}", "search", (slim_words(method, more=many),), until)
     for method, until in (("ps", "search/*.safetensors"), ("predict", "search/*.safetensors")):
         yield Subject(f"search by {method}", "search", (slim_words(method),), until)
-    sweep = (*SLIM[:-1], "0.8,0.7,0.6", "--method", "merge", "--out", IT)
-    yield Subject("sweep", "sweep", (sweep,))
-    yield Subject("sweep unfinished", "sweep", (sweep,), "macs-0.8/plan.json")
+    yield Subject("sweep", "sweep", (SWEEP,))
+    yield Subject("sweep unfinished", "sweep", (SWEEP,), "macs-0.8/plan.json")
     yield Subject("comparison", "comparison", (COMPARE,))
     yield Subject("comparison unfinished", "comparison", (COMPARE,), "cells/*@*.json")
     for format, suffix in (("torch-export", "pt2"), ("onnx", "onnx"), ("openvino", "xml")):
