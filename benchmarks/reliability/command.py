@@ -46,7 +46,9 @@ def reliability(
     import_all()
     work = Path(tempfile.mkdtemp(prefix="patchslim-reliability-"))
     try:
-        wanted = dict.fromkeys([*mutations.needed(seed, mutated), *kills.needed(seed, killed), *(lines.needed() if given else [])])
+        wanted = dict.fromkeys(
+            [*mutations.needed(seed, mutated), *kills.needed(seed, killed), *(lines.needed() if given else [])]
+        )
         in_parallel([partial(make, own, work) for own in wanted], jobs)
         parts = [
             Part("mutations", lambda number, place: mutations.case(seed, number, work, place), mutated),
@@ -69,7 +71,8 @@ def tell(part: Part, found: Sequence[Found], seconds: float, jobs: int) -> None:
     """How a part went, for who waits."""
     counts = Counter(own["outcome"] for own in found)
     failed = {name: count for name, count in counts.items() if name in FAILURES}
-    say(f"{part.name}: {len(found)} cases in {seconds:.0f} s ({len(found) / max(seconds, 1e-9) / jobs:.1f} a second and job)")
+    rate = len(found) / max(seconds, 1e-9) / jobs
+    say(f"{part.name}: {len(found)} cases in {seconds:.0f} s, {rate:.1f} a second and job")
     say(f"  {dict(counts.most_common())}; failures: {failed or 'none'}")
 
 
@@ -87,20 +90,15 @@ def rows(part: Part, found: Sequence[Found], seed: int) -> list[Row]:
     groups: dict[str, list[Found]] = defaultdict(list)
     for own in found:
         groups[own["group"]].append(own)
+    shared = about(torch.device("cpu"))
     made = []
-    for group, own in sorted(groups.items()):
-        counts = Counter(str(one["outcome"]) for one in own)
-        values = {"cases": float(len(own))} | {name: float(count) for name, count in counts.items()}
+    for group, cases in sorted(groups.items()):
+        counts = Counter(str(one["outcome"]) for one in cases)
+        values = {"cases": float(len(cases))} | {name: float(count) for name, count in counts.items()}
+        values["seconds"] = round(sum(one["whole_seconds"] for one in cases), 1)
         point = {"part": part.name, "group": group}
-        made.append(
-            Row(
-                **about(torch.device("cpu")),
-                question="reliability",
-                model="test_vit",
-                method="host",
-                seed=seed,
-                point=point,
-                values=values,
-            )
+        row = Row(
+            **shared, question="reliability", model="test_vit", method="host", seed=seed, point=point, values=values
         )
+        made.append(row)
     return made

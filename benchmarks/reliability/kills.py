@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import shutil
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -22,7 +25,18 @@ from benchmarks.reliability.subjects import COMPARE, IT, METHODS, RECOVER, SWEEP
 LIMIT, TIDY = 60.0, 20.0  # seconds; the second for a command that was told to end
 ENDED = (130, 143)  # exit codes of commands that were told to end
 EXPORTED = (".onnx", ".pt2", ".xml", ".bin")
-WAYS = {"killed": 0.3, "killed twice": 0.15, "terminated": 0.2, "interrupted": 0.1, "full disk": 0.15, "two at once": 0.1}
+WAYS = {
+    "killed": 0.3,
+    "killed twice": 0.15,
+    "terminated": 0.2,
+    "interrupted": 0.1,
+    "full disk": 0.14,
+    "two at once": 0.1,
+    "at the start": 0.01,  # a Python of its own, which takes seconds
+}
+GROUPS = {"killed twice": "killed", "interrupted": "terminated", "at the start": "terminated"}
+IMPORTS = 4.0  # seconds, about what a new Python needs before a command begins
+EARLY = 0.5  # seconds in which a new Python can't say anything yet
 
 
 @dataclass(frozen=True)
@@ -99,10 +113,10 @@ def case(seed: int, number: int, work: Path, place: Path) -> dict[str, Any]:
         shutil.copytree(subjects()[job.start].place(work), place, dirs_exist_ok=True)
     before, moments = names(place), [rng.uniform(0.0, usual.seconds) for _ in range(2)]
     begun = time.monotonic()
-    stops, bad = disturbed(job, way, moments, place)
+    stops, bad = disturbed(job, way, moments, usual, place)
     last = stops[-1]
     if bad is None and rng.random() < 0.5:
-        bad, last = intact(job, usual, there, before, place, last)
+        bad, last = intact(job, before, place, last)
     if bad is None:
         again = run(partial(command, *job.words, *job.again), place, LIMIT)
         last, bad = again, after(again, usual, there, place)
@@ -111,7 +125,7 @@ def case(seed: int, number: int, work: Path, place: Path) -> dict[str, Any]:
         "way": way,
         "how": ", ".join(f"{moment:.3f} s" for moment in moments[: 2 if way == "killed twice" else 1]),
         "usual": round(usual.seconds, 3),
-        "group": f"{job.words[0]}: {way}",
+        "group": f"{job.words[0]}: {GROUPS.get(way, way)}",
         "outcome": bad or "resumed",
         "codes": [own.code for own in stops],
         "said": sentence(last)[:400],
@@ -121,7 +135,7 @@ def case(seed: int, number: int, work: Path, place: Path) -> dict[str, Any]:
     }
 
 
-def disturbed(job: Job, way: str, moments: list[float], place: Path) -> tuple[list[Ended], str | None]:
+def disturbed(job: Job, way: str, moments: list[float], usual: Ended, place: Path) -> tuple[list[Ended], str | None]:
     """Run a command and end it; how it ended, and what is wrong with that."""
     first, again = partial(command, *job.words), partial(command, *job.words, *job.again)
     if way == "two at once":
@@ -139,10 +153,33 @@ def disturbed(job: Job, way: str, moments: list[float], place: Path) -> tuple[li
         end = _stopped(first, place, moments[0], Child.fill_disk)
         return [end], trouble(end)
     sign = signal.SIGTERM if way == "terminated" else signal.SIGINT
+    if way == "at the start":
+        return started(job, moments, usual, place)
     end = _stopped(first, place, moments[0], lambda child: child.send(sign))
     if end.code == -sign:
         return [end], "no word"
     return [end], None if end.code in ENDED and "Traceback" not in end.err and one_sentence(end) else trouble(end)
+
+
+def started(job: Job, moments: list[float], usual: Ended, place: Path) -> tuple[list[Ended], str | None]:
+    """Ctrl-C, or SIGTERM, to a command in a Python of its own, from its first moment on."""
+    sign = signal.SIGINT if moments[1] < usual.seconds / 2 else signal.SIGTERM
+    moment = moments[0] / usual.seconds * IMPORTS
+    words = [sys.executable, "-m", "patchslim", *job.words]
+    child = subprocess.Popen(words, cwd=place, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    begun = time.monotonic()
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        child.wait(moment)
+    child.send_signal(sign)
+    try:
+        err, hung = child.communicate(timeout=LIMIT)[1], False
+    except subprocess.TimeoutExpired:
+        child.kill()
+        err, hung = child.communicate()[1], True
+    end = Ended(child.returncode, "", err, time.monotonic() - begun, 0, hung)
+    if end.code == -sign:
+        return [end], None if moment < EARLY else "no word"
+    return [end], None if end.code in ENDED and "Traceback" not in err else trouble(end)
 
 
 def _stopped(action: Callable[[], Any], place: Path, moment: float, stop: Callable[[Child], None]) -> Ended:
@@ -154,9 +191,7 @@ def _kill(child: Child) -> None:
     child.send(signal.SIGKILL)
 
 
-def intact(
-    job: Job, usual: Ended, there: list[str], before: set[str], place: Path, last: Ended
-) -> tuple[str | None, Ended]:
+def intact(job: Job, before: set[str], place: Path, last: Ended) -> tuple[str | None, Ended]:
     """Whether a run that was there before can be loaded at any time, and whole runs of a sweep as well."""
     runs = [path.parent.name for path in place.glob(f"{IT}/macs-*/plan.json")] if job.words[0] == "slim" else []
     folders = [f"{IT}/{name}" for name in runs] or ([IT] if f"{IT}/plan.json" in before else [])

@@ -58,12 +58,30 @@ THINGS = (
 WORDS = (
     *("", " ", "-", "--", "x", "nan", "inf", "-inf", "-1", "0", "1", "2", "0.5", "1.0", "1e309", "1e-300", "-0.0"),
     *("999999999999999999999", "2147483648", "0x10", "1,,2", ",", "0.8,0.7", "0.7,nan", "None", "True", "[]", "½"),
-    *("٣", "🙂", "x" * 5000, "a\nb", "\x1b[31m", "\udcff", "%s", "{", "{0..9}", "*", "~", "$HOME", "'", "../..", "--out"),
+    *(
+        "٣",
+        "🙂",
+        "x" * 5000,
+        "a\nb",
+        "\x1b[31m",
+        "\udcff",
+        "%s",
+        "{",
+        "{0..9}",
+        "*",
+        "~",
+        "$HOME",
+        "'",
+        "../..",
+        "--out",
+    ),
     *("digits", "digits:test", "digits:none", "hf:nobody/nothing", "test_vit", "resnet18", "deit_tiny_patch16_224"),
     *("cpu", "cuda:9", "meta", "float16", "bfloat16", "int3", "merge", "all", "onnx", "mindir", "eager", "avg", "map"),
     *("blocks=2", "blocks=nan", "blocks", "=", "drop.step=1", "epochs=-1", "threshold=maybe"),
 )
 FEW = {"--workers": ("0", "1", "-1", "x", ""), "--seconds": ("0", "-1", "nan", "0.01", "x", "inf")}
+# What no command but those that say so may change when it is done; others are logs, pages and the like.
+KEPT = (".safetensors", ".tar", ".txt", ".png", "plan.json", "config.json")
 MORE = ("--help", "--json", "--resume", "--again", "--no-such-option", "-x", "-h", "--data", "stray")
 
 
@@ -145,7 +163,9 @@ def furnish(work: Path, place: Path) -> None:
     for name, subject in PLACED.items():
         shutil.copytree(subjects()[subject].place(work) / IT, place / name)
     shutil.copyfile(subjects()["shards"].place(work) / IT / "shard-0.tar", place / "shard.tar")
-    shutil.copyfile(subjects()["weights.safetensors"].place(work) / IT / "weights.safetensors", place / "weights.safetensors")
+    shutil.copyfile(
+        subjects()["weights.safetensors"].place(work) / IT / "weights.safetensors", place / "weights.safetensors"
+    )
     (place / "notes.txt").write_text("no image, no model\n", encoding="utf-8")
     (place / "empty").mkdir()
     os.mkfifo(place / "fifo")
@@ -213,4 +233,5 @@ def judge(words: Sequence[str], ended: Ended, late: list[float], before: dict[st
     there = [name for name in touched if name in before]
     if ended.code == 2:
         return "lost" if there else "left over" if touched else "refused"
-    return "lost" if there and words[0] != "finetune" else "done"
+    kept = [name for name in there if name.endswith(KEPT)]
+    return "lost" if kept and words[0] not in ("finetune", "seal") else "done"

@@ -33,6 +33,13 @@ FAILURES = {
     "sentence": "not one sentence: none, several, or one too long",
     "code": "another exit code than it should be",
 }
+SHOWN: dict[str, tuple[str, ...]] = {
+    "the same, or done": ("same", "resumed", "done", "working"),
+    "refused": ("refused",),
+    "told": ("told",),
+    "can't be known": ("unknowable",),
+    "failures": tuple(FAILURES),
+}
 OF_MEMORY = re.compile(r"MemoryError|can't allocate memory|std::bad_alloc|Unable to allocate")
 
 

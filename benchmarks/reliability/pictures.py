@@ -39,7 +39,9 @@ def drawn() -> Iterator[tuple[str, int, bytes]]:
         if mode == "I;16":
             picture = Image.fromarray(np.asarray(picture.convert("L")).astype(np.uint16) * 257)
         file = io.BytesIO()
-        (picture if mode == "I;16" else picture.convert(mode)).save(file, Image.registered_extensions()[f".{ending}"], **how)
+        (picture if mode == "I;16" else picture.convert(mode)).save(
+            file, Image.registered_extensions()[f".{ending}"], **how
+        )
         yield f"{number:04d}.{ending}", number % CLASSES, file.getvalue()
 
 

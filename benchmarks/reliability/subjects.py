@@ -179,5 +179,3 @@ def _check(subject: Subject | None, ended: Ended) -> None:
 def noise(size: int) -> Any:
     """Images of nothing, (2, 3, size, size): what models are asked about."""
     return np.random.RandomState(0).randn(2, 3, size, size).astype(np.float32)
-
-
