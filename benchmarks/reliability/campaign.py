@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import importlib
 import importlib.util
 import json
@@ -105,6 +106,7 @@ def _worker(part: Part, work: Path, worker: int, jobs: int, keep: Path) -> int:
     code = 1
     try:
         LIBC.prctl(DIE_WITH_PARENT, signal.SIGKILL)
+        gc.freeze()  # children's collections leave these pages shared
         for number in range(worker + _done(part, work, worker) * jobs, part.count, jobs):
             _write(part, work, worker, one(part, number, work, keep))
         code = 0

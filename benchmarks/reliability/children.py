@@ -149,6 +149,7 @@ def _become(action: Action, folder: Path, memory: int, ends: Sequence[int]) -> N
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
         os.dup2(ends[0], 1)
         os.dup2(ends[1], 2)
+        sys.stdout, sys.stderr = (os.fdopen(end, "w", 1, errors="backslashreplace") for end in (1, 2))
         faulthandler.register(signal.SIGUSR1)
         os.chdir(folder)
         if memory:
