@@ -15,6 +15,7 @@ from benchmarks.reliability.children import patchslim
 from benchmarks.reliability.pictures import read_all
 from benchmarks.reliability.subjects import COMPARE, IT, RECOVER, Subject, noise
 
+COUNTED = (".json", ".safetensors", ".onnx", ".pt2", ".xml", ".bin")  # of a run's files, less its log
 JUDGE = ("--data", "digits:test", "--limit", "4", "--device", "cpu")
 
 
@@ -72,6 +73,13 @@ def export(subject: Subject) -> Any:
     """`export`, then the model's own answers."""
     patchslim("export", IT, "--format", "torch-export", "--out", "out.pt2")
     return load(subject)
+
+
+def verify(subject: Subject) -> Any:
+    """`verify`: of a run that passes, every file that counts is as it was."""
+    patchslim("verify", IT)
+    files = [path for path in Path(IT).iterdir() if path.suffix in COUNTED and path.name != "manifest.json"]
+    return {path.name: _digest(path.read_bytes()) for path in files}
 
 
 def report(subject: Subject) -> Any:
@@ -136,14 +144,15 @@ ACTS: dict[str, tuple[Act, ...]] = {
         Act("load", 3, load),
         Act("slim --resume", 2, resume),
         Act("finetune", 1.5, recover),
-        Act("report", 1.5, report),
+        Act("report", 1.0, report),
+        Act("verify", 0.7, verify),
         Act("export", 0.3, export),
     ),
     "search": (Act("slim --resume", 1, resume),),
     "sweep": (Act("slim --resume", 1, resume),),
     "recovery": (Act("finetune --resume", 1, resume),),
     "comparison": (Act("compare --resume", 1, resume_comparison),),
-    "exported": (Act("read_metadata", 2, metadata), Act("load", 1, load)),
+    "exported": (Act("read_metadata", 2, metadata), Act("load", 1, load), Act("verify", 1, verify)),
     "weights": (Act("eval --checkpoint", 1, checkpoint),),
     "hf": (Act("eval", 1, hf_folder),),
     "images": (Act("open_images", 1, folder_images),),

@@ -13,7 +13,7 @@ import signal
 import sys
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +22,7 @@ from typing import Any
 import patchslim
 from benchmarks.reliability.children import DIE_WITH_PARENT, LIBC
 from benchmarks.reliability.outcomes import FAILURES
+from benchmarks.reliability.subjects import Subject
 from patchslim.errors import PatchslimError
 
 # What commands import late: imported once, before any fork. Those that are not installed are left out.
@@ -30,9 +31,12 @@ LATE = (
     *("torch.export", "torch.onnx", "torch.utils.checkpoint", "timm.data", "PIL.Image"),
     *("transformers.models.vit.modeling_vit", "transformers.models.dinov2.modeling_dinov2"),
 )
+CASES = "cases"
 KEPT = 20  # folders of failures that each worker keeps
-Case = Callable[[int, Path], dict[str, Any]]  # a number and an empty folder → what was done, and its outcome
-Found = dict[str, Any]
+TELL = 60.0  # seconds between two lines for who waits
+Found = dict[str, Any]  # what was done in a case, and its outcome
+Case = Callable[[int, Path, Path], Found]  # its number, where everything is, and an empty folder
+Needed = Callable[[int, Iterable[int]], list[Subject]]  # by the seed, for the cases of these numbers
 
 
 @dataclass(frozen=True)
@@ -42,6 +46,7 @@ class Part:
     name: str
     case: Case
     count: int
+    needed: Needed
 
 
 def import_all() -> None:
@@ -56,12 +61,18 @@ def import_all() -> None:
 
 def run_part(part: Part, work: Path, jobs: int, keep: Path) -> list[Found]:
     """All cases of a part; a worker that dies costs one case."""
-    work.mkdir(parents=True, exist_ok=True)
-    workers = {number: _worker(part, work, number, jobs, keep) for number in range(min(jobs, part.count))}
-    owners = {pid: number for number, pid in workers.items()}
+    (work / CASES).mkdir(exist_ok=True)
+    owners = {_worker(part, work, number, jobs, keep): number for number in range(min(jobs, part.count))}
+    told = time.monotonic()
     try:
         while owners:
-            pid, status = os.wait()
+            if time.monotonic() > told + TELL:
+                print(f"{part.name}: {len(read_found(part, work))} of {part.count}", file=sys.stderr, flush=True)
+                told = time.monotonic()
+            pid, status = os.waitpid(-1, os.WNOHANG)
+            if not pid:
+                time.sleep(0.05)
+                continue
             number = owners.pop(pid)
             if status:
                 _note_death(part, work, number, jobs, status)
@@ -76,19 +87,19 @@ def run_part(part: Part, work: Path, jobs: int, keep: Path) -> list[Found]:
 def read_found(part: Part, work: Path) -> list[Found]:
     """What is known by now."""
     found = []
-    for path in work.glob(f"{part.name}-*.jsonl"):
+    for path in (work / CASES).glob(f"{part.name}-*.jsonl"):
         found += [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
     return found
 
 
 def _done(part: Part, work: Path, worker: int) -> int:
     """How many cases a worker has behind it."""
-    path = work / f"{part.name}-{worker}.jsonl"
+    path = work / CASES / f"{part.name}-{worker}.jsonl"
     return path.read_bytes().count(b"\n") if path.exists() else 0
 
 
 def _write(part: Part, work: Path, worker: int, found: Found) -> None:
-    with (work / f"{part.name}-{worker}.jsonl").open("a", encoding="utf-8") as file:
+    with (work / CASES / f"{part.name}-{worker}.jsonl").open("a", encoding="utf-8") as file:
         file.write(json.dumps(found) + "\n")
 
 
@@ -117,11 +128,11 @@ def _worker(part: Part, work: Path, worker: int, jobs: int, keep: Path) -> int:
 
 def one(part: Part, number: int, work: Path, keep: Path) -> Found:
     """One case in a folder of its own, which is kept where something failed."""
-    place, start = work / f"{part.name}-{number}", time.monotonic()
+    place, start = work / CASES / f"{part.name}-{number}", time.monotonic()
     shutil.rmtree(place, ignore_errors=True)
     place.mkdir(parents=True)
     try:
-        found = part.case(number, place)
+        found = part.case(number, work, place)
     except Exception:
         found = {"group": "the fuzzer itself", "outcome": "crash", "said": traceback.format_exc()}
     if found["outcome"] in FAILURES and len(list(keep.glob(f"{part.name}-*"))) < KEPT:

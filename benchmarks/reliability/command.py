@@ -20,10 +20,11 @@ from typer import Option
 
 from benchmarks.inputs import Out, say
 from benchmarks.reliability import kills, lines, mutations
-from benchmarks.reliability.campaign import Found, Part, import_all, in_parallel, run_part
+from benchmarks.reliability.campaign import Found, Part, import_all, in_parallel, one, run_part
 from benchmarks.reliability.outcomes import FAILURES
 from benchmarks.reliability.subjects import make
 from benchmarks.rows import RESULTS, Row, about, keep
+from patchslim.errors import PatchslimError
 
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 
@@ -35,6 +36,7 @@ def reliability(
     seed: Annotated[int, Option("--seed", help="Of everything that is drawn.")] = 0,
     jobs: Annotated[int, Option("--jobs", min=1, help="Processes.")] = len(os.sched_getaffinity(0)),
     failures: Annotated[Path, Option("--failures", help="Folder of what failed.")] = Path("failures"),
+    only: Annotated[str | None, Option(metavar="PART:N", help="This case alone, and say what came of it.")] = None,
     out: Out = RESULTS,
 ) -> None:
     """Damage files, end commands at random moments, and give odd command lines; count what becomes of it."""
@@ -45,26 +47,41 @@ def reliability(
     torch.set_num_threads(1)
     import_all()
     work = Path(tempfile.mkdtemp(prefix="patchslim-reliability-"))
+    parts = [
+        Part("mutations", partial(mutations.case, seed), mutated, mutations.needed),
+        Part("kills", partial(kills.case, seed), killed, kills.needed),
+        Part("commands", partial(lines.case, seed), given, lines.needed),
+    ]
     try:
-        wanted = dict.fromkeys(
-            [*mutations.needed(seed, mutated), *kills.needed(seed, killed), *(lines.needed() if given else [])]
-        )
-        in_parallel([partial(make, own, work) for own in wanted], jobs)
-        parts = [
-            Part("mutations", lambda number, place: mutations.case(seed, number, work, place), mutated),
-            Part("kills", lambda number, place: kills.case(seed, number, work, place), killed),
-            Part("commands", lambda number, place: lines.case(seed, number, work, place), given),
-        ]
-        for part in parts:
-            if not part.count:
-                continue
-            start = time.monotonic()
-            found = run_part(part, work / "cases", jobs, failures)
-            tell(part, found, time.monotonic() - start, jobs)
-            write_failures(part, found, failures)
-            keep(rows(part, found, seed), out)
+        if only is not None:
+            again(only, parts, seed, work, failures)
+        else:
+            campaign([part for part in parts if part.count], seed, work, jobs, failures, out)
     finally:
         shutil.rmtree(work, ignore_errors=True)
+
+
+def campaign(parts: Sequence[Part], seed: int, work: Path, jobs: int, failures: Path, out: Path) -> None:
+    """All cases of all parts; rows as soon as a part is done."""
+    wanted = dict.fromkeys(subject for part in parts for subject in part.needed(seed, range(part.count)))
+    in_parallel([partial(make, subject, work) for subject in wanted], jobs)
+    for part in parts:
+        start = time.monotonic()
+        found = run_part(part, work, jobs, failures)
+        tell(part, found, time.monotonic() - start, jobs)
+        write_failures(part, found, failures)
+        keep(rows(part, found, seed), out)
+
+
+def again(which: str, parts: Sequence[Part], seed: int, work: Path, failures: Path) -> None:
+    """One case, as the campaign had it but for what time decides."""
+    name, _, number = which.partition(":")
+    part = next((part for part in parts if part.name == name), None)
+    if part is None or not number.isdigit():
+        raise PatchslimError(f"A case is named like mutations:17, of {', '.join(own.name for own in parts)}.")
+    for subject in part.needed(seed, [int(number)]):
+        make(subject, work)
+    print(json.dumps(one(part, int(number), work, failures), indent=2))
 
 
 def tell(part: Part, found: Sequence[Found], seconds: float, jobs: int) -> None:

@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -20,7 +20,18 @@ from typing import Any
 from benchmarks.reliability.acts import logits, weights
 from benchmarks.reliability.children import Child, Ended, Event, patchslim, run
 from benchmarks.reliability.outcomes import one_sentence, sentence, trouble
-from benchmarks.reliability.subjects import COMPARE, IT, METHODS, RECOVER, SWEEP, Subject, slim_words, subjects
+from benchmarks.reliability.subjects import (
+    COMPARE,
+    FORMATS,
+    IT,
+    METHODS,
+    RECOVER,
+    SWEEP,
+    Subject,
+    here,
+    slim_words,
+    subjects,
+)
 
 LIMIT, TIDY = 60.0, 20.0  # seconds; the second for a command that was told to end
 ENDED = (130, 143)  # exit codes of commands that were told to end
@@ -60,6 +71,8 @@ def jobs() -> dict[str, Job]:
         found.append(Job(f"finetune of {method}", (*RECOVER, *short), 0.08, start))
         found.append(Job(f"finetune of {method}, copied", (*RECOVER, *short, "--out", "copy"), 0.04, start))
     for format, weight in (("torch-export", 0.015), ("onnx", 0.005), ("openvino", 0.005)):
+        if not here(FORMATS[format]):
+            continue
         found.append(Job(f"export to {format}", ("export", IT, "--format", format), weight, "run merge", ()))
     return {job.name: job for job in found}
 
@@ -76,9 +89,9 @@ def drawn(rng: Random) -> tuple[Job, str]:
     return job, way
 
 
-def needed(seed: int, count: int) -> list[Subject]:
-    """What has to be made for so many cases."""
-    starts = {drawn(chance(seed, number))[0].start for number in range(count)} - {""}
+def needed(seed: int, numbers: Iterable[int]) -> list[Subject]:
+    """What has to be made for these cases."""
+    starts = {drawn(chance(seed, number))[0].start for number in numbers} - {""}
     return [subjects()[name] for name in sorted(starts)]
 
 

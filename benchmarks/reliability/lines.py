@@ -7,7 +7,7 @@ import os
 import shlex
 import shutil
 import signal
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import cache, partial
 from pathlib import Path
 from random import Random
@@ -30,7 +30,7 @@ PLACED = {
     "sweep": "sweep",
     "unfinished": "search by merge",
     "images": "images",
-    "host": "folder vit",
+    "host": "folder vit",  # if transformers is here
 }
 USUAL: dict[str, tuple[str, ...]] = {
     "demo": ("--out", "demo"),
@@ -152,16 +152,17 @@ def value(rng: Random, option: str) -> str:
     return rng.choice(FEW.get(option, (rng.choice(WORDS), rng.choice(THINGS))))
 
 
-def needed() -> list[Subject]:
-    """What has to be made."""
+def needed(seed: int, numbers: Iterable[int]) -> list[Subject]:
+    """What has to be made: the same things lie beside every case."""
     known = subjects()
-    return [*(known[name] for name in PLACED.values()), known["shards"], known["weights.safetensors"]]
+    return [*(known[name] for name in PLACED.values() if name in known), known["shards"], known["weights.safetensors"]]
 
 
 def furnish(work: Path, place: Path) -> None:
     """Put the things that words may name into the folder of a case."""
     for name, subject in PLACED.items():
-        shutil.copytree(subjects()[subject].place(work) / IT, place / name)
+        if subject in subjects():
+            shutil.copytree(subjects()[subject].place(work) / IT, place / name)
     shutil.copyfile(subjects()["shards"].place(work) / IT / "shard-0.tar", place / "shard.tar")
     shutil.copyfile(
         subjects()["weights.safetensors"].place(work) / IT / "weights.safetensors", place / "weights.safetensors"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -55,9 +55,9 @@ def drawn_subject(rng: Random) -> Subject:
     return rng.choice([own for own in subjects().values() if own.kind == kind])
 
 
-def needed(seed: int, count: int) -> list[Subject]:
-    """What has to be made for so many cases; of runs all, as files are taken from one another."""
-    drawn = {own.name for own in (drawn_subject(chance(seed, number)) for number in range(count))}
+def needed(seed: int, numbers: Iterable[int]) -> list[Subject]:
+    """What has to be made for these cases."""
+    drawn = {own.name for own in (drawn_subject(chance(seed, number)) for number in numbers)}
     return [own for own in subjects().values() if own.name in drawn]
 
 

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import shutil
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +47,11 @@ METHODS: dict[str, tuple[str, ...]] = {
     "dynamicvit": ("epochs=1",),
     "hvt": (),
 }
+FORMATS: dict[str, tuple[str, ...]] = {
+    "torch-export": (),
+    "onnx": ("onnx", "onnxscript", "onnxruntime"),
+    "openvino": ("onnx", "onnxscript", "openvino"),
+}
 HF = {"vit": "ViTForImageClassification", "dinov2": "Dinov2ForImageClassification"}
 
 
@@ -57,6 +63,7 @@ class Subject:
     kind: str
     steps: tuple[tuple[str, ...] | Callable[[], None], ...]
     until: str = ""  # the last command is killed as soon as a file like this is there
+    needs: tuple[str, ...] = ()  # packages
 
     @property
     def last(self) -> tuple[str, ...]:
@@ -80,9 +87,15 @@ def slim_words(method: str, model: tuple[str, ...] = MODEL, more: tuple[str, ...
     return ("slim", *model, *DIGITS, "--target-macs", "0.7", "--method", name, *settings, *more, "--out", IT)
 
 
+@cache
 def subjects() -> dict[str, Subject]:
-    """All of them, by name."""
-    return {subject.name: subject for subject in _all()}
+    """All that can be made with the packages that are here, by name."""
+    return {subject.name: subject for subject in _all() if here(subject.needs)}
+
+
+def here(packages: Iterable[str]) -> bool:
+    """Whether packages are installed."""
+    return all(find_spec(package) is not None for package in packages)
 
 
 def _all() -> Iterator[Subject]:
@@ -90,8 +103,8 @@ def _all() -> Iterator[Subject]:
         yield Subject(f"run {method}", "run", (slim_words(method),))
     for short, name in HF.items():
         words = slim_words("merge", ("host",))
-        yield Subject(f"run of {short}", "run", (partial(save_hf, name, "host"), words))
-        yield Subject(f"folder {short}", "hf", (partial(save_hf, name, IT),))
+        yield Subject(f"run of {short}", "run", (partial(save_hf, name, "host"), words), needs=("transformers",))
+        yield Subject(f"folder {short}", "hf", (partial(save_hf, name, IT),), needs=("transformers",))
     for method in ("drop", "merge"):
         learnt = (*RECOVER, "--epochs", "1", "--block-epochs", "1")
         yield Subject(f"run {method} recovered", "run", (slim_words(method), learnt))
@@ -106,9 +119,9 @@ def _all() -> Iterator[Subject]:
     yield Subject("sweep unfinished", "sweep", (SWEEP,), "macs-0.8/plan.json")
     yield Subject("comparison", "comparison", (COMPARE,))
     yield Subject("comparison unfinished", "comparison", (COMPARE,), "cells/*@*.json")
-    for format, suffix in (("torch-export", "pt2"), ("onnx", "onnx"), ("openvino", "xml")):
+    for format, needs in FORMATS.items():
         words = ("export", IT, "--format", format)
-        yield Subject(f"exported {suffix}", "exported", (slim_words("merge"), words))
+        yield Subject(f"exported by {format}", "exported", (slim_words("merge"), words), needs=needs)
     for name in ("weights.safetensors", "weights.pth"):
         yield Subject(name, "weights", (partial(save_weights, name),))
     yield Subject("images", "images", (partial(pictures.save_folder, IT),))
