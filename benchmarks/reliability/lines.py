@@ -9,6 +9,8 @@ import shutil
 import signal
 from collections.abc import Iterable, Sequence
 from functools import cache, partial
+from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -97,16 +99,15 @@ def options() -> dict[str, list[tuple[str, bool]]]:
     context = typer.Context(group)
     found = {}
     for name in group.list_commands(context):
-        every = group.get_command(context, name).params
+        every = group.resolve_command(context, [name])[1].params
         named = [(own.opts[0], not own.is_flag) for own in every if own.opts[0].startswith("--")]
         found[name] = named
     return found
 
 
 def _app() -> Any:
-    from patchslim.cli.main import app
-
-    return app
+    name = "patchslim.cli.app" if find_spec("patchslim.cli.app") else "patchslim.cli.main"
+    return import_module(name).app
 
 
 def drawn(rng: Random) -> list[str]:
