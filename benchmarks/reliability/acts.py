@@ -138,6 +138,11 @@ def shard_images(subject: Subject) -> Any:
     return read_all(f"{IT}/shard-{{0..1}}.tar")
 
 
+def acts_of(subject: Subject) -> list[Act]:
+    """What can be done with a subject: no file can say what a threshold keeps."""
+    return [own for own in ACTS[subject.kind] if own.do is not export or "threshold=true" not in subject.last]
+
+
 ACTS: dict[str, tuple[Act, ...]] = {
     "run": (
         Act("eval", 4, evaluate),

@@ -17,7 +17,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import load_file
 
 from benchmarks.reliability import damage, edits
-from benchmarks.reliability.acts import ACTS, Act
+from benchmarks.reliability.acts import Act, acts_of
 from benchmarks.reliability.children import Ended, run
 from benchmarks.reliability.damage import BYTES, CANARY, TAR, WHOLE, Damage
 from benchmarks.reliability.outcomes import of_images, sentence, trouble
@@ -78,7 +78,8 @@ def case(seed: int, number: int, work: Path, place: Path) -> dict[str, Any]:
     subject = drawn_subject(rng)
     shutil.copytree(subject.place(work), place, dirs_exist_ok=True, symlinks=True)
     name = rng.choice(_usual(rng, subject.files(work)))
-    act: Act = rng.choices(ACTS[subject.kind], [own.weight for own in ACTS[subject.kind]])[0]
+    acts = acts_of(subject)
+    (act,) = rng.choices(acts, [own.weight for own in acts])
     path, before = place / IT / name, undamaged(subject, act, work)
     others = [own for own in _others(subject, work, name) if own.read_bytes() != path.read_bytes()]
     way = rng.choice(rng.choice(damages(subject, path)))
