@@ -36,7 +36,7 @@ KEPT = 20  # folders of failures that each worker keeps
 TELL = 60.0  # seconds between two lines for who waits
 Found = dict[str, Any]  # what was done in a case, and its outcome
 Case = Callable[[int, Path, Path], Found]  # its number, where everything is, and an empty folder
-Needed = Callable[[int, Iterable[int]], list[Subject]]  # by the seed, for the cases of these numbers
+Needed = Callable[[Iterable[int]], list[Subject]]  # what cases of these numbers are about
 
 
 @dataclass(frozen=True)

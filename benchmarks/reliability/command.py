@@ -36,6 +36,7 @@ def reliability(
     seed: Annotated[int, Option("--seed", help="Of everything that is drawn.")] = 0,
     jobs: Annotated[int, Option("--jobs", min=1, help="Processes.")] = len(os.sched_getaffinity(0)),
     failures: Annotated[Path, Option("--failures", help="Folder of what failed.")] = Path("failures"),
+    of: Annotated[str | None, Option(metavar="A,B,…", help="Only these things and commands [all].")] = None,
     only: Annotated[str | None, Option(metavar="PART:N", help="This case alone, and say what came of it.")] = None,
     out: Out = RESULTS,
 ) -> None:
@@ -47,14 +48,15 @@ def reliability(
     torch.set_num_threads(1)
     import_all()
     work = Path(tempfile.mkdtemp(prefix="patchslim-reliability-"))
+    among = [name.strip() for name in (of or "").split(",") if name.strip()]
     parts = [
-        Part("mutations", partial(mutations.case, seed), mutated, mutations.needed),
-        Part("kills", partial(kills.case, seed), killed, kills.needed),
+        Part("mutations", partial(mutations.case, seed, among), mutated, partial(mutations.needed, seed, among)),
+        Part("kills", partial(kills.case, seed, among), killed, partial(kills.needed, seed, among)),
         Part("commands", partial(lines.case, seed), given, lines.needed),
     ]
     try:
         if only is not None:
-            again(only, parts, seed, work, failures)
+            again(only, parts, work, failures)
         else:
             campaign([part for part in parts if part.count], seed, work, jobs, failures, out)
     finally:
@@ -63,7 +65,7 @@ def reliability(
 
 def campaign(parts: Sequence[Part], seed: int, work: Path, jobs: int, failures: Path, out: Path) -> None:
     """All cases of all parts; rows as soon as a part is done."""
-    wanted = dict.fromkeys(subject for part in parts for subject in part.needed(seed, range(part.count)))
+    wanted = dict.fromkeys(subject for part in parts for subject in part.needed(range(part.count)))
     in_parallel([partial(make, subject, work) for subject in wanted], jobs)
     for part in parts:
         start = time.monotonic()
@@ -73,13 +75,13 @@ def campaign(parts: Sequence[Part], seed: int, work: Path, jobs: int, failures: 
         keep(rows(part, found, seed), out)
 
 
-def again(which: str, parts: Sequence[Part], seed: int, work: Path, failures: Path) -> None:
+def again(which: str, parts: Sequence[Part], work: Path, failures: Path) -> None:
     """One case, as the campaign had it but for what time decides."""
     name, _, number = which.partition(":")
     part = next((part for part in parts if part.name == name), None)
     if part is None or not number.isdigit():
         raise PatchslimError(f"A case is named like mutations:17, of {', '.join(own.name for own in parts)}.")
-    for subject in part.needed(seed, [int(number)]):
+    for subject in part.needed([int(number)]):
         make(subject, work)
     print(json.dumps(one(part, int(number), work, failures), indent=2))
 

@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -82,16 +82,16 @@ def chance(seed: int, number: int) -> Random:
     return Random(f"kills {seed} {number}")
 
 
-def drawn(rng: Random) -> tuple[Job, str]:
+def drawn(rng: Random, among: Sequence[str]) -> tuple[Job, str]:
     """What is ended, and how."""
-    every = list(jobs().values())
+    every = [job for job in jobs().values() if not among or job.start in among or job.name in among]
     (job,), (way,) = rng.choices(every, [job.weight for job in every]), rng.choices(list(WAYS), list(WAYS.values()))
     return job, way
 
 
-def needed(seed: int, numbers: Iterable[int]) -> list[Subject]:
+def needed(seed: int, among: Sequence[str], numbers: Iterable[int]) -> list[Subject]:
     """What has to be made for these cases."""
-    starts = {drawn(chance(seed, number))[0].start for number in numbers} - {""}
+    starts = {drawn(chance(seed, number), among)[0].start for number in numbers} - {""}
     return [subjects()[name] for name in sorted(starts)]
 
 
@@ -117,10 +117,10 @@ def command(*words: str) -> Any:
     return whole()
 
 
-def case(seed: int, number: int, work: Path, place: Path) -> dict[str, Any]:
+def case(seed: int, among: Sequence[str], number: int, work: Path, place: Path) -> dict[str, Any]:
     """One case, in an empty folder: what was ended, and what it came to."""
     rng = chance(seed, number)
-    job, way = drawn(rng)
+    job, way = drawn(rng, among)
     usual, there = undisturbed(job, work)
     if job.start:
         shutil.copytree(subjects()[job.start].place(work), place, dirs_exist_ok=True)

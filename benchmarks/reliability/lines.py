@@ -153,7 +153,7 @@ def value(rng: Random, option: str) -> str:
     return rng.choice(FEW.get(option, (rng.choice(WORDS), rng.choice(THINGS))))
 
 
-def needed(seed: int, numbers: Iterable[int]) -> list[Subject]:
+def needed(numbers: Iterable[int]) -> list[Subject]:
     """What has to be made: the same things lie beside every case."""
     known = subjects()
     return [*(known[name] for name in PLACED.values() if name in known), known["shards"], known["weights.safetensors"]]

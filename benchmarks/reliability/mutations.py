@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import shutil
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -49,15 +49,17 @@ def chance(seed: int, number: int) -> Random:
     return Random(f"mutations {seed} {number}")
 
 
-def drawn_subject(rng: Random) -> Subject:
+def drawn_subject(rng: Random, among: Sequence[str]) -> Subject:
     """What the case is about."""
-    (kind,) = rng.choices(list(SHARES), list(SHARES.values()))
-    return rng.choice([own for own in subjects().values() if own.kind == kind])
+    known = [own for own in subjects().values() if not among or own.name in among]
+    kinds = {kind: share for kind, share in SHARES.items() if any(own.kind == kind for own in known)}
+    (kind,) = rng.choices(list(kinds), list(kinds.values()))
+    return rng.choice([own for own in known if own.kind == kind])
 
 
-def needed(seed: int, numbers: Iterable[int]) -> list[Subject]:
+def needed(seed: int, among: Sequence[str], numbers: Iterable[int]) -> list[Subject]:
     """What has to be made for these cases."""
-    drawn = {own.name for own in (drawn_subject(chance(seed, number)) for number in numbers)}
+    drawn = {own.name for own in (drawn_subject(chance(seed, number), among) for number in numbers)}
     return [own for own in subjects().values() if own.name in drawn]
 
 
@@ -72,10 +74,10 @@ def damages(subject: Subject, path: Path) -> tuple[tuple[Damage, ...], ...]:
     return (BYTES, WHOLE, *((own, own) if own else ()))
 
 
-def case(seed: int, number: int, work: Path, place: Path) -> dict[str, Any]:
+def case(seed: int, among: Sequence[str], number: int, work: Path, place: Path) -> dict[str, Any]:
     """One case, in an empty folder: what was done, and what it came to."""
     rng = chance(seed, number)
-    subject = drawn_subject(rng)
+    subject = drawn_subject(rng, among)
     shutil.copytree(subject.place(work), place, dirs_exist_ok=True, symlinks=True)
     name = rng.choice(_usual(rng, subject.files(work)))
     acts = acts_of(subject)

@@ -25,7 +25,26 @@ from benchmarks.rows import read_rows
 from patchslim.errors import RunError
 
 ROOT = Path(__file__).parents[2]
-SAMPLE = ("--mutations", "50", "--kills", "6", "--commands", "40", "--seed", "7", "--jobs", "2")
+# Few things, as each has to be made, and one of every kind.
+THINGS = (
+    *("run drop", "run merge", "run of vit", "search by merge", "recovery of drop", "sweep", "comparison unfinished"),
+    *("exported by torch-export", "weights.safetensors", "folder vit", "images", "shards"),
+    *("slim by drop", "slim by predict", "slim sweep", "compare"),
+)
+SAMPLE = (
+    "--mutations",
+    "60",
+    "--kills",
+    "6",
+    "--commands",
+    "40",
+    "--seed",
+    "7",
+    "--jobs",
+    "2",
+    "--of",
+    ",".join(THINGS),
+)
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="it needs fork, pidfd and prctl")
 
 
@@ -43,7 +62,7 @@ def test_a_sample_has_no_failures(tmp_path: Path) -> None:
         assert row.point is not None
         assert row.values is not None
         cases[row.point["part"]] = cases.get(row.point["part"], 0) + row.values["cases"]
-    assert cases == {"mutations": 50, "kills": 6, "commands": 40}
+    assert cases == {"mutations": 60, "kills": 6, "commands": 40}
 
 
 def refuses() -> None:
