@@ -84,7 +84,7 @@ def chance(seed: int, number: int) -> Random:
 
 def drawn(rng: Random, among: Sequence[str]) -> tuple[Job, str]:
     """What is ended, and how."""
-    every = [job for job in jobs().values() if not among or job.start in among or job.name in among]
+    every = [job for job in jobs().values() if not among or job.name in among]
     (job,), (way,) = rng.choices(every, [job.weight for job in every]), rng.choices(list(WAYS), list(WAYS.values()))
     return job, way
 

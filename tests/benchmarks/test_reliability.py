@@ -28,8 +28,8 @@ ROOT = Path(__file__).parents[2]
 # Few things, as each has to be made, and one of every kind.
 THINGS = (
     *("run drop", "run merge", "run of vit", "search by merge", "recovery of drop", "sweep", "comparison unfinished"),
-    *("exported by torch-export", "weights.safetensors", "folder vit", "images", "shards"),
-    *("slim by drop", "slim by predict", "slim sweep", "compare"),
+    *("weights.safetensors", "folder vit", "images", "shards"),
+    *("slim by drop", "slim by predict", "slim sweep", "finetune of drop", "compare"),
 )
 SAMPLE = (
     "--mutations",
