@@ -17,6 +17,7 @@ from benchmarks.paper.figures import command
 from benchmarks.paper.published import TABLES
 from benchmarks.peers import parity as peers_parity
 from benchmarks.peers import speed as peers_speed
+from benchmarks.reliability import command as reliability
 from benchmarks.train import digits, small
 from patchslim.errors import PatchslimError
 
@@ -36,6 +37,7 @@ app.command("ablations")(ablations.ablations)
 app.command("gpu")(gpu.gpu)
 app.command("table")(table.table)
 app.command("models")(models.models)
+app.command("reliability")(reliability.reliability)
 
 figures = app_of("Draw the pictures of the README and of docs/architecture.md.")
 figures.command("house")(house.house)

@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from benchmarks.inputs import MODEL, Out
+from benchmarks.reliability.outcomes import SHOWN
 from benchmarks.rows import RESULTS, Row, read_rows
 from patchslim.errors import PatchslimError
 
@@ -48,6 +49,11 @@ def value(name: str, how: str) -> Column:
     return lambda row: EMPTY if row.values is None or name not in row.values else format(row.values[name], how)
 
 
+def total(names: Sequence[str]) -> Column:
+    """The sum of some of a row's numbers that have no column of their own; those that are not there are 0."""
+    return lambda row: f"{sum((row.values or {}).get(name, 0) for name in names):,.0f}"
+
+
 def method_of(row: Row) -> str:
     """`merge`, `blocks=none`."""
     words = [f"`{row.method}`" if row.method != "host" else "host"]
@@ -82,6 +88,12 @@ COLUMNS: dict[str, dict[str, Column]] = {
         "seconds": number("search_seconds", ".0f"),
         "passes": number("search_passes", ".1f"),
         "GiB": number("peak_memory_gib", ".1f"),
+    },
+    "reliability": {
+        "part": place("part"),
+        "what": place("group"),
+        "cases": total(["cases"]),
+        **{name: total(outcomes) for name, outcomes in SHOWN.items()},
     },
 }
 
