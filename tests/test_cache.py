@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 import patchslim as ps
-from patchslim.cache import ENTRIES, Cache
+from patchslim.cache import ENTRIES, Cache, begun
 from patchslim.methods import PS
 from small import make_host, make_images
 
@@ -121,6 +121,15 @@ def test_no_byte_of_a_line_can_change_unseen(tmp_path: Path) -> None:
         else:  # the last line's end, as if a crash had cut it
             assert found.entries.items() <= known.entries.items()
     assert told > len(whole) / 3 - 3
+
+
+def test_a_line_without_end_is_not_read(tmp_path: Path) -> None:
+    filled(tmp_path)
+    with (tmp_path / ENTRIES).open("r+b") as file:
+        file.truncate(2**40)  # a hole: it takes no space
+    assert begun(tmp_path)
+    with pytest.raises(ps.RunError, match="is damaged, so the search can't be resumed"):
+        Cache(tmp_path)
 
 
 def test_what_was_found_out_about_something_else_is_refused(tmp_path: Path) -> None:

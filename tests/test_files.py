@@ -9,6 +9,7 @@ from patchslim.errors import PlanError, RunError
 from patchslim.files import (
     Digest,
     check_same,
+    drafts,
     is_as,
     read_json,
     read_sealed,
@@ -46,6 +47,20 @@ def test_a_file_that_is_being_written_is_no_leftover(tmp_path: Path) -> None:
             assert set(tmp_path.iterdir()) - {tmp_path / "a.txt"} == {temporary}
         assert (tmp_path / "a.txt").read_text() == "new"
         assert not left.exists()
+
+
+def test_a_folder_of_drafts_goes_with_what_is_in_it(tmp_path: Path) -> None:
+    left = tmp_path / ".a.onnx.0123abcd.patchslim"
+    left.touch()
+    left.with_suffix(".drafts").mkdir()
+    (left.with_suffix(".drafts") / "half").touch()
+    with drafts(tmp_path / "a.onnx") as folder:
+        (folder / "b").write_text("x")
+        remove_unfinished(tmp_path)
+        assert {path.suffix for path in tmp_path.iterdir()} == {".drafts", ".patchslim"}
+        assert (folder / "b").exists()
+        assert not left.exists()
+    assert not list(tmp_path.iterdir())
 
 
 def test_json_ends_in_a_newline_and_is_readable_by_others(tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ from patchslim.hosts.weights import load_weights_, write_weights
 Key = tuple[Any, ...]
 ENTRIES = "cache.jsonl"
 ABOUT: Key = ("about",)  # what the others were found out about
+LONGEST = 2**24  # bytes of a line
 MODULE = "module"  # of an entry: the file of its weights, and their digest
 
 
@@ -29,7 +30,7 @@ def begun(folder: Path) -> bool:
     if not (folder / ENTRIES).is_file():
         return False
     with opened(folder / ENTRIES) as file:
-        return file.readline().endswith(b"\n")
+        return file.readline(LONGEST).endswith(b"\n")
 
 
 class Cache:
@@ -48,21 +49,22 @@ class Cache:
     def _read(self, path: Path) -> None:
         if not path.exists():
             return
+        whole = 0
         with opened(path) as file:
-            *lines, cut = file.read().split(b"\n")
-        for line in lines:
-            try:
-                entry = unsealed(json.loads(line), self.about)
-            except (ValueError, RecursionError):
-                entry = None
-            if entry is None:
-                raise RunError(f"{path} is damaged, so the search can't be resumed; remove the folder and start again.")
-            name = entry.pop("key")
-            if MODULE in entry:
-                self.files[name] = entry.pop(MODULE)
-            self.entries[name] = entry
-        self.lines = len(lines)
-        os.truncate(path, path.stat().st_size - len(cut))  # what a crash cut short must not run into the next line
+            while (line := file.readline(LONGEST)) and (line.endswith(b"\n") or len(line) == LONGEST):
+                try:
+                    entry = unsealed(json.loads(line), self.about)
+                except (ValueError, RecursionError):
+                    entry = None
+                if entry is None:
+                    told = f"{path} is damaged, so the search can't be resumed; remove the folder and start again."
+                    raise RunError(told)
+                name = entry.pop("key")
+                if MODULE in entry:
+                    self.files[name] = entry.pop(MODULE)
+                self.entries[name] = entry
+                whole, self.lines = whole + len(line), self.lines + 1
+        os.truncate(path, whole)  # what a crash cut short must not run into the next line
 
     def belong_to(self, about: Mapping[str, Any]) -> None:
         """Note what is searched, the first time; RunError when what is here was found out about something else."""

@@ -9,6 +9,7 @@ import json
 import os
 import re
 import secrets
+import shutil
 import stat
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 
 MOST_JSON = 2**24  # bytes: a plan of a million patches has eight million
 UNFINISHED = re.compile(r"\..+\.[0-9a-f]{8}\.patchslim")  # the name of a file that is still being written
+DRAFTS = ".drafts"  # ends the name of a folder beside such a file
 BOUNDS = ("memory_gib", "cache_gib")  # settings that bound memory: work under any of them finds the same
 SEAL = "sha256"  # the key of a sealed object's own digest
 Schema = TypeVar("Schema", bound="BaseModel")
@@ -94,6 +96,20 @@ def replacing(path: Path) -> Iterator[Path]:
             temporary.unlink(missing_ok=True)
 
 
+@contextmanager
+def drafts(path: Path) -> Iterator[Path]:
+    """Give an empty folder beside `path` to make a file in that several writers have a part in; then it vanishes."""
+    marker, file = _begin(path)
+    folder = marker.with_suffix(DRAFTS)
+    with file:
+        try:
+            folder.mkdir()
+            yield folder
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+            marker.unlink(missing_ok=True)
+
+
 def _begin(path: Path) -> tuple[Path, IO[bytes]]:
     """A new file beside `path`, held by this process."""
     while True:
@@ -124,6 +140,7 @@ def _remove_unheld(paths: Iterable[Path]) -> None:
             if UNFINISHED.fullmatch(path.name) and path.is_file():
                 with suppress(OSError), path.open("r+b") as file:
                     if hold(file):
+                        shutil.rmtree(path.with_suffix(DRAFTS), ignore_errors=True)
                         path.unlink()
 
 

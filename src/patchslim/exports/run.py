@@ -1,7 +1,6 @@
 """`export`: write, check, quantise, check again, and only then put the file where it was asked for."""
 
 import json
-import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +13,7 @@ from patchslim.errors import ExportError
 from patchslim.exports.formats import Format, metadata_of, open_format
 from patchslim.exports.parity import Parity, check, compare, noise
 from patchslim.exports.pt2_file import check_exportable, info_of, portable
+from patchslim.files import drafts, remove_leftovers
 from patchslim.packages import need, need_nncf
 
 WORST = 50.0  # percent of answers that an INT8 file has to share with the model: below, it is broken and not coarse
@@ -53,8 +53,10 @@ def export(
     info, told, model = info_of(model), metadata_of(model), portable(model)
     source = noise(info) if images is None else as_source(images, info)
     try:
-        with tempfile.TemporaryDirectory(prefix=".patchslim-", dir=_nearest(target)) as folder:
-            draft = Path(folder) / f"fp32{kind.suffix}"
+        place = _nearest(target) / target.name
+        remove_leftovers(place)
+        with drafts(place) as folder:
+            draft = folder / f"fp32{kind.suffix}"
             kind.write(model, draft, json.dumps(told))
             found, rough = compare(model, kind.runner(draft), source), None
             check(found)
