@@ -140,6 +140,8 @@ def test_quantised_models_are_told(run: Run, bench: Run, tmp_path: Path) -> None
         (("--quantize", "int8", "--autocast"), "leave autocast out"),
         (("--out", "a"), "can't be written to a"),
         (("--out", "a/plan.json/x.json"), "--out"),
+        (("--out", "a/config.json"), "a/config.json holds something else than results"),
+        (("--out", "results.txt"), "A file of results ends in .json"),
     ],
 )
 def test_bad_input(bench: Run, tmp_path: Path, words: tuple[str, ...], told: str) -> None:

@@ -61,9 +61,11 @@ def test_folders_of_runs_and_pages_that_are_folders(run: Run, tmp_path: Path) ->
     for words in (("eval", "both", *ON_CPU), ("report", "both"), ("inspect", "both")):
         refused(run(*words), "both holds several runs; give one of them: both/a, both/b.")
     told = "A file can't be read or written (Is a directory: {}); check the path"
-    for out in ("both", "/"):
-        refused(run("report", "both/a", "--out", out), told.format(out))
-        refused(run("view", "both/a", "--image", "digits", "--out", out), told.format(out))
+    for command, out in (("report", "x.html"), ("view", "x.png")):
+        (tmp_path / out).mkdir()
+        words = (command, "both/a", *(("--image", "digits") if command == "view" else ()), "--out")
+        refused(run(*words, out), told.format(out))
+        refused(run(*words, "both/a/model.safetensors"), f"ends in {Path(out).suffix}, and")
 
 
 def test_names_that_are_near() -> None:

@@ -86,7 +86,7 @@ def test_images_that_keep_different_numbers_are_counted_on_average(run: Run, tmp
         (("report", "nowhere"), "There is no run folder at nowhere"),
         (("report", "a", "some"), "some holds no run"),
         (("report",), "Missing argument 'RUN"),
-        (("report", "a", "--out", "some"), "A file can't be read or written"),
+        (("report", "a", "--out", "some"), "A page ends in .html, and some does not"),
         (("view", "a"), "Missing option '--image'"),
         (("view", "a", "--image", "nowhere"), "nowhere doesn't exist"),
         (("view", "a", "--image", "some/broken.png"), "broken.png, is bad"),

@@ -246,3 +246,10 @@ def test_members_that_make_no_sense(tmp_path: Path) -> None:
         open_images(write_tar(tmp_path / "s.tar", [("a.png", png(1)), ("a.png", png(2))]))
     with pytest.raises(DataError, match="no image in the shard"):
         open_images(write_tar(tmp_path / "s.tar", [("a.txt", b"x"), ("a.cls", b"1")]))
+
+
+def test_zeros_without_end_are_not_read(tmp_path: Path) -> None:
+    path = write_tar(tmp_path / "hole.tar", [("a.png", png(1))])
+    os.truncate(path, 2**37)
+    with pytest.raises(DataError, match="goes on for more than 64 MiB after its end mark"):
+        open_images(str(path))

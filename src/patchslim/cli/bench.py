@@ -10,7 +10,7 @@ from typer import Context, Option
 from patchslim.cli import options
 from patchslim.cli.terminal import console, report, shown
 from patchslim.errors import PatchslimError, first_words
-from patchslim.files import write_json
+from patchslim.files import read_json, write_json
 
 FOLDER = "bench"  # in the run's
 NAMES = {
@@ -100,6 +100,9 @@ def check_place(path: Path) -> None:
         folder = folder.parent
     if path.is_dir() or not folder.is_dir() or not os.access(folder, os.W_OK):
         raise PatchslimError(f"The results can't be written to {path}; choose another file with --out.")
+    options.check_ending(path, ".json", "A file of results")
+    if path.exists() and "baseline_throughput" not in read_json(path, PatchslimError, "file"):
+        raise PatchslimError(f"{path} holds something else than results; choose another file with --out.")
 
 
 def _words(text: str) -> list[str]:

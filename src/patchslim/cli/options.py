@@ -46,6 +46,12 @@ def refuse_idle(context: Context, because: str, *names: str) -> None:
         raise PatchslimError(f"{' and '.join(given)} would do nothing, because {because}; {leave}.")
 
 
+def check_ending(out: Path, ending: str, what: str) -> None:
+    """Raise PatchslimError where a file would be written under the name of one of another kind, and replace that."""
+    if out.suffix != ending:
+        raise PatchslimError(f"{what} ends in {ending}, and {out} does not; give another name with --out.")
+
+
 def read_ratios(text: str | None) -> list[float]:
     """The MAC ratios asked for, the largest first."""
     try:

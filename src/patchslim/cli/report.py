@@ -23,6 +23,8 @@ def report_runs(
     from patchslim.runs.manifest import add_made
     from patchslim.runs.store import PLAN
 
+    if out is not None:
+        options.check_ending(out, ".html", "A page")
     path, found = out or runs[0] / "report.html", [facts(run) for run in runs]
     path.parent.mkdir(parents=True, exist_ok=True)
     write_page(found, path)

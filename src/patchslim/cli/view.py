@@ -28,6 +28,8 @@ def view(
     from patchslim.runs.store import PLAN, load
     from patchslim.slimmed import plan_of, sources
 
+    if out is not None:
+        options.check_ending(out, ".png", "A picture")
     slim = load(run)
     plan, path = plan_of(slim), out or run / "view.png"
     assert plan is not None

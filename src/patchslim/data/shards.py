@@ -22,6 +22,7 @@ from patchslim.errors import DataError, first_words
 _MOST_SHARDS = 100_000
 _MOST_WORDS = 1024  # bytes of a .cls file
 _CHUNK = 2**20
+_MOST_PADDING = 2**26  # bytes that are read after the end mark
 _MOST_ZEROS = 2 * tarfile.BLOCKSIZE + tarfile.RECORDSIZE  # at the end: its mark, and what fills a record
 
 
@@ -140,6 +141,11 @@ def _check_end(path: str, offset: int) -> int:
         file.seek(offset)
         if file.read(tarfile.BLOCKSIZE) != bytes(tarfile.BLOCKSIZE):
             raise tarfile.ReadError(f"no end mark after {offset} bytes")
+        if os.path.getsize(path) - offset > _MOST_PADDING:
+            raise DataError(
+                f"The shard {path} goes on for more than {_MOST_PADDING >> 20} MiB after its end mark; "
+                "it is damaged, so fetch or write it again."
+            )
         while more := file.read(_CHUNK):
             if more.strip(b"\0"):
                 raise DataError(

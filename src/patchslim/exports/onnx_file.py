@@ -75,6 +75,8 @@ def runner(path: Path) -> Callable[[Tensor], Tensor]:
 def read_text(path: Path) -> str | None:
     """The metadata as it was written."""
     onnx = need("onnx")
+    if path.stat().st_size >= 2**31:
+        raise ExportError(f"{path} has more than the 2 GiB of any ONNX file of one piece; export the run again.")
     with told(f"{path} is not a readable ONNX file"):
         proto = onnx.load(path, load_external_data=False)
     return next((entry.value for entry in proto.metadata_props if entry.key == KEY), None)
