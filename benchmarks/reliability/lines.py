@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import shlex
 import shutil
@@ -18,7 +17,7 @@ from typing import Any
 import typer
 
 from benchmarks.reliability.children import Child, Ended, patchslim
-from benchmarks.reliability.outcomes import one_sentence, sentence, trouble
+from benchmarks.reliability.outcomes import one_sentence, sentence, tree, trouble
 from benchmarks.reliability.subjects import DIGITS, IT, MODEL, Subject, subjects
 
 LIMIT, TIDY = 25.0, 20.0  # seconds of work, and to end when told to
@@ -174,20 +173,6 @@ def furnish(work: Path, place: Path) -> None:
     for name, target in (("loop", "loop"), ("zero", "/dev/zero"), ("null", "/dev/null")):
         (place / name).symlink_to(target)
     shutil.copytree(place / "images" / "class0", place / "ünï cödé")
-
-
-def tree(place: Path) -> dict[str, str]:
-    """Everything in a folder, and a digest of what it holds."""
-    found = {}
-    for path in sorted(place.rglob("*")):
-        name = str(path.relative_to(place))
-        if path.is_symlink():
-            found[name] = os.readlink(path)
-        elif path.is_file():
-            found[name] = hashlib.sha256(path.read_bytes()).hexdigest()
-        else:
-            found[name] = "folder" if path.is_dir() else "fifo"
-    return found
 
 
 def case(seed: int, number: int, work: Path, place: Path) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from benchmarks.reliability import damage, edits
 from benchmarks.reliability.acts import Act, acts_of
 from benchmarks.reliability.children import Ended, run
 from benchmarks.reliability.damage import BYTES, CANARY, TAR, WHOLE, Damage
-from benchmarks.reliability.outcomes import of_images, sentence, trouble
+from benchmarks.reliability.outcomes import of_images, sentence, tree, trouble
 from benchmarks.reliability.pictures import label_ranges
 from benchmarks.reliability.subjects import IT, Subject, subjects
 
@@ -41,6 +41,7 @@ LEAST, TIMES = 12.0, 20.0  # seconds, and undamaged runs' times, after which an 
 MEMORY = 3 * 2**30  # bytes that a child may take
 # Of these a folder or nothing in a file's place is no damage: a source may hold any files.
 SOURCES = ("images", "shards")
+LOGS = ("log.jsonl",)
 NAMED = ("plan.json", "config.json", "model.safetensors", "steps.safetensors", "host.safetensors", "metrics.json")
 
 
@@ -89,14 +90,16 @@ def case(seed: int, among: Sequence[str], number: int, work: Path, place: Path) 
     limit = max(LEAST, TIMES * before.seconds)
     after = run(partial(act.do, subject), place, limit, MEMORY)
     outcome = judge(subject, path, subject.place(work) / IT / name, before, after)
+    gone = harmed(subject.place(work) / IT, place / IT, name) if outcome == "refused" else []
     about = {"subject": subject.name, "file": name, "way": way.__name__, "how": how, "act": act.name}
     return about | {
         "group": group_of(subject, name),
-        "outcome": outcome,
+        "outcome": "lost" if gone else outcome,
         "said": sentence(after)[:400],
         "code": after.code,
         "seconds": round(after.seconds, 3),
         "mib": after.memory // 2**20,
+        "extra": gone,
     }
 
 
@@ -152,6 +155,16 @@ def judge(subject: Subject, path: Path, pristine: Path, before: Ended, after: En
     if subject.kind == "hf" or (subject.kind == "weights" and like(pristine, path)):
         return "unknowable"
     return "other"
+
+
+def harmed(pristine: Path, place: Path, name: str) -> list[str]:
+    """Files beside a damaged one that are gone or others, though the command was refused.
+
+    Its log may go on, and what a killed write left behind may go.
+    """
+    left = tree(place)
+    free = {own for own in tree(pristine) if own in (name, *LOGS) or Path(own).name.startswith(".")}
+    return [own for own, what in tree(pristine).items() if own not in free and left.get(own) != what]
 
 
 def only_labels(before: Path, after: Path) -> bool:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import hashlib
+import os
 import re
+from pathlib import Path
 from typing import Any
 
 from benchmarks.reliability.children import Ended
 
 LONGEST = 320  # characters of a sentence, with `patchslim: `
+HUGE = 2**30  # bytes that nobody makes a digest of
 GREED = 2.0  # times the memory of the undamaged run
 # What may be: patchslim does as it promises.
 FINE = {
@@ -72,6 +76,21 @@ def trouble(ended: Ended, usual: Ended | None = None) -> str | None:
     if ended.code == 2 and not one_sentence(ended):
         return "sentence"
     return None
+
+
+def tree(place: Path) -> dict[str, str]:
+    """Everything in a folder, and a digest of what it holds."""
+    found = {}
+    for path in sorted(place.rglob("*")):
+        name = str(path.relative_to(place))
+        if path.is_symlink():
+            found[name] = os.readlink(path)
+        elif path.is_file():
+            size = path.stat().st_size
+            found[name] = str(size) if size > HUGE else hashlib.sha256(path.read_bytes()).hexdigest()
+        else:
+            found[name] = "folder" if path.is_dir() else "fifo"
+    return found
 
 
 def of_images(before: Any, after: Any, told: bool) -> str:
