@@ -108,7 +108,8 @@ def metadata(subject: Subject) -> Any:
     """What an exported file says of itself."""
     import patchslim as ps
 
-    return ps.read_metadata(next(path for path in Path(IT).glob("model.*") if path.suffix in (".pt2", ".onnx", ".xml")))
+    endings = {"torch-export": ".pt2", "onnx": ".onnx", "openvino": ".xml"}
+    return ps.read_metadata(Path(IT, f"model{endings[subject.last[-1]]}"))
 
 
 def checkpoint(subject: Subject) -> Any:

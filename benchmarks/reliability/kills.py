@@ -19,6 +19,7 @@ from typing import Any
 
 from benchmarks.reliability.acts import logits, weights
 from benchmarks.reliability.children import Child, Ended, Event, patchslim, run
+from benchmarks.reliability.mutations import EXPORTED
 from benchmarks.reliability.outcomes import one_sentence, sentence, trouble
 from benchmarks.reliability.subjects import (
     COMPARE,
@@ -35,7 +36,6 @@ from benchmarks.reliability.subjects import (
 
 LIMIT, TIDY = 60.0, 20.0  # seconds; the second for a command that was told to end
 ENDED = (130, 143)  # exit codes of commands that were told to end
-EXPORTED = (".onnx", ".pt2", ".xml", ".bin")
 WAYS = {
     "killed": 0.3,
     "killed twice": 0.15,
@@ -70,6 +70,11 @@ def jobs() -> dict[str, Job]:
         start = f"run {method}"
         found.append(Job(f"finetune of {method}", (*RECOVER, *short), 0.08, start))
         found.append(Job(f"finetune of {method}, copied", (*RECOVER, *short, "--out", "copy"), 0.04, start))
+    labels = (*RECOVER, "--epochs", "1", "--block-epochs", "0", "--supervised-epochs", "2")
+    found.append(Job("finetune with labels", labels, 0.04, "run merge"))
+    if here(["transformers"]):
+        words = slim_words("merge", (IT,))[:-1]
+        found.append(Job("slim of a Hugging Face model", (*words, "new"), 0.04, "folder vit"))
     for format, weight in (("torch-export", 0.015), ("onnx", 0.005), ("openvino", 0.005)):
         if not here(FORMATS[format]):
             continue

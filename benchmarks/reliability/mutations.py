@@ -41,8 +41,12 @@ LEAST, TIMES = 12.0, 20.0  # seconds, and undamaged runs' times, after which an 
 MEMORY = 3 * 2**30  # bytes that a child may take
 # Of these a folder or nothing in a file's place is no damage: a source may hold any files.
 SOURCES = ("images", "shards")
+EXPORTED = (".onnx", ".pt2", ".xml", ".bin")
 LOGS = ("log.jsonl",)
-NAMED = ("plan.json", "config.json", "model.safetensors", "steps.safetensors", "host.safetensors", "metrics.json")
+NAMED = (
+    *("plan.json", "config.json", "metrics.json", "manifest.json"),
+    *("model.safetensors", "steps.safetensors", "host.safetensors"),
+)
 
 
 def chance(seed: int, number: int) -> Random:
@@ -80,7 +84,7 @@ def case(seed: int, among: Sequence[str], number: int, work: Path, place: Path) 
     rng = chance(seed, number)
     subject = drawn_subject(rng, among)
     shutil.copytree(subject.place(work), place, dirs_exist_ok=True, symlinks=True)
-    name = rng.choice(_usual(rng, subject.files(work)))
+    name = rng.choice(_usual(rng, subject, subject.files(work)))
     acts = acts_of(subject)
     (act,) = rng.choices(acts, [own.weight for own in acts])
     path, before = place / IT / name, undamaged(subject, act, work)
@@ -103,9 +107,10 @@ def case(seed: int, among: Sequence[str], number: int, work: Path, place: Path) 
     }
 
 
-def _usual(rng: Random, names: list[str]) -> list[str]:
-    """Three times in four a file of weights, a plan or settings; else any."""
-    own = [name for name in names if name.rpartition("/")[2] in NAMED]
+def _usual(rng: Random, subject: Subject, names: list[str]) -> list[str]:
+    """Three times in four a file that a thing of this kind is about; else any."""
+    exported = subject.kind == "exported"
+    own = [name for name in names if (name.endswith(EXPORTED) if exported else Path(name).name in NAMED)]
     return own if own and rng.random() < 0.75 else names
 
 
