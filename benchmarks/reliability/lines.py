@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import io
 import os
 import shlex
 import shutil
 import signal
+import sys
 from collections.abc import Iterable, Sequence
 from functools import cache, partial
 from importlib import import_module
@@ -80,6 +82,7 @@ WORDS = (
     *("cpu", "cuda:9", "meta", "float16", "bfloat16", "int3", "merge", "all", "onnx", "mindir", "eager", "avg", "map"),
     *("blocks=2", "blocks=nan", "blocks", "=", "drop.step=1", "epochs=-1", "threshold=maybe"),
 )
+ENCODINGS = ("utf-8", "utf-8", "ascii", "cp1252")
 FEW = {"--workers": ("0", "1", "-1", "x", ""), "--seconds": ("0", "-1", "nan", "0.01", "x", "inf")}
 # What no command but those that say so may change when it is done; others are logs, pages and the like.
 KEPT = (".safetensors", ".tar", ".txt", ".png", "plan.json", "config.json")
@@ -158,6 +161,14 @@ def needed(numbers: Iterable[int]) -> list[Subject]:
     return [*(known[name] for name in PLACED.values() if name in known), known["shards"], known["weights.safetensors"]]
 
 
+def spoken(encoding: str, words: Sequence[str]) -> None:
+    """A command whose outputs have an encoding that may lack what it wants to say."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(encoding=encoding, errors="strict")
+    patchslim(*words)
+
+
 def furnish(work: Path, place: Path) -> None:
     """Put the things that words may name into the folder of a case."""
     for name, subject in PLACED.items():
@@ -177,10 +188,11 @@ def furnish(work: Path, place: Path) -> None:
 
 def case(seed: int, number: int, work: Path, place: Path) -> dict[str, Any]:
     """One case, in an empty folder: what was asked, and what it came to."""
-    words = drawn(chance(seed, number))
+    rng = chance(seed, number)
+    words, encoding = drawn(rng), rng.choice(ENCODINGS)
     furnish(work, place)
     before = tree(place)
-    child = Child(partial(patchslim, *words), place, MEMORY)
+    child = Child(partial(spoken, encoding, words), place, MEMORY)
     late: list[float] = []
     ended = child.end(LIMIT + TIDY, [(LIMIT, lambda own: _stop(own, late))])
     changes = sorted(name for name, what in tree(place).items() if before.get(name) != what)
@@ -188,6 +200,7 @@ def case(seed: int, number: int, work: Path, place: Path) -> dict[str, Any]:
     return {
         "subject": words[0][:20] if words else "",
         "how": shlex.join(words)[:600],
+        "encoding": encoding,
         "group": f"`{words[0]}`" if words and words[0] in options() else "no such command",
         "outcome": judge(words, ended, late, before, [*changes, *gone]),
         "said": sentence(ended)[:400],
