@@ -102,7 +102,7 @@ def needed(seed: int, among: Sequence[str], numbers: Iterable[int]) -> list[Subj
 
 def whole() -> dict[str, str]:
     """Digests of all that counts in this folder: plans, weights, exported files, results of comparisons."""
-    files = [path for path in Path().rglob("*") if path.suffix in EXPORTED]
+    files = [path for path in Path().glob("*/*") if path.suffix in EXPORTED]  # drafts lie deeper
     found = weights(".") | {str(path): hashlib.sha256(path.read_bytes()).hexdigest()[:16] for path in files}
     for path in Path().rglob("comparison.json"):
         rows = json.loads(path.read_text(encoding="utf-8"))["rows"]
