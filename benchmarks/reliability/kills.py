@@ -47,6 +47,7 @@ WAYS = {
 }
 GROUPS = {"killed twice": "killed", "interrupted": "terminated", "at the start": "terminated"}
 IMPORTS = 4.0  # seconds, about what a new Python needs before a command begins
+FIRST = 0.02  # seconds in which a child has not yet come to the command line
 EARLY = 0.5  # seconds in which a new Python can't say anything yet
 
 
@@ -129,7 +130,7 @@ def case(seed: int, among: Sequence[str], number: int, work: Path, place: Path) 
     usual, there = undisturbed(job, work)
     if job.start:
         shutil.copytree(subjects()[job.start].place(work), place, dirs_exist_ok=True)
-    before, moments = names(place), [rng.uniform(0.0, usual.seconds) for _ in range(2)]
+    before, moments = names(place), [rng.uniform(FIRST, usual.seconds) for _ in range(2)]
     begun = time.monotonic()
     stops, bad = disturbed(job, way, moments, usual, place)
     last = stops[-1]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import shutil
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
@@ -131,13 +132,13 @@ def undamaged(subject: Subject, act: Act, work: Path) -> Ended:
     if known.exists():
         return Ended(**json.loads(known.read_text(encoding="utf-8")))
     known.parent.mkdir(exist_ok=True)
-    place = known.parent / f"{name}-{id(known)}"
+    place = known.parent / f"{name}-{os.getpid()}"  # another job may be at it, too
     shutil.copytree(subject.place(work), place)
     found = run(partial(act.do, subject), place, LEAST * 5)
     shutil.rmtree(place)
     if found.code:
         raise RuntimeError(f"{act.name} fails on an undamaged {subject.name}: {found.err}")
-    draft = known.with_suffix(f".{id(known)}")
+    draft = known.with_suffix(f".{os.getpid()}")
     draft.write_text(json.dumps(asdict(found)), encoding="utf-8")
     draft.replace(known)
     return found

@@ -9,13 +9,14 @@ import copy
 import json
 import os
 from collections.abc import Callable, Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from torch import nn
 
 from patchslim.errors import PatchslimError, RunError
-from patchslim.files import SEAL, digest, opened, sealed, unsealed
+from patchslim.files import Digest, digest, is_as, opened, sealed, unsealed
 from patchslim.hosts.weights import load_weights_, write_weights
 
 Key = tuple[Any, ...]
@@ -39,7 +40,7 @@ class Cache:
     def __init__(self, folder: Path | None = None, about: Mapping[str, Any] | None = None) -> None:
         self.folder, self.about = folder, about or {}
         self.entries: dict[str, dict[str, Any]] = {}
-        self.files: dict[str, dict[str, str]] = {}  # by key, the file of an entry's module, and its digest
+        self.files: dict[str, dict[str, Any]] = {}  # by key, the file of an entry's module, and its digest
         self.modules: dict[str, nn.Module] = {}
         self.lines = 0
         if folder is not None:
@@ -97,7 +98,7 @@ class Cache:
             if module is not None:  # under a name of its own, so that a crash leaves the entry before as it was
                 path = self.folder / f"module-{self.lines:06d}.safetensors"
                 write_weights(path, module.state_dict())
-                self.files[name] = line[MODULE] = {"file": path.name, SEAL: digest(path).sha256}
+                self.files[name] = line[MODULE] = {"file": path.name} | asdict(digest(path))
             with (self.folder / ENTRIES).open("a", encoding="utf-8") as file:
                 file.write(json.dumps(sealed({"key": name} | line, self.about)) + "\n")
                 file.flush()
@@ -114,7 +115,7 @@ class Cache:
             found, kept = copy.deepcopy(like), self.files[name]
             path = self.folder / kept["file"]
             try:
-                if path.is_file() and digest(path).sha256 != kept[SEAL]:
+                if path.is_file() and not is_as(path, Digest(kept["size"], kept["sha256"])):
                     raise RunError(f"{path} is damaged; remove the folder and start again.")
                 load_weights_(found, path)
             except PatchslimError as error:

@@ -24,6 +24,7 @@ from patchslim.errors import PatchslimError, RunError
 if TYPE_CHECKING:
     from pydantic import BaseModel, ValidationError
 
+MOST_LEVELS = 50  # of nesting
 MOST_JSON = 2**24  # bytes: a plan of a million patches has eight million
 UNFINISHED = re.compile(r"\..+\.[0-9a-f]{8}\.patchslim")  # the name of a file that is still being written
 DRAFTS = ".drafts"  # ends the name of a folder beside such a file
@@ -193,6 +194,8 @@ def read_json(path: Path, error: Callable[[str], PatchslimError], what: str) -> 
         if len(text) > MOST_JSON:
             raise ValueError(f"it is larger than {MOST_JSON >> 20} MiB")
         data = json.loads(text.decode("utf-8"))
+        if not _is_flat(data):
+            raise ValueError(f"it is nested more than {MOST_LEVELS} deep")
     except FileNotFoundError:
         raise error(f"There is no {what} at {path}.") from None
     except (OSError, UnicodeDecodeError) as problem:
@@ -202,6 +205,15 @@ def read_json(path: Path, error: Callable[[str], PatchslimError], what: str) -> 
     if not isinstance(data, dict):
         raise error(f"The {what} {path} is not a JSON object.")
     return data
+
+
+def _is_flat(data: Any) -> bool:
+    """Whether JSON data is nested no deeper than ours ever is: deeper, comparing or printing it would fail."""
+    level = [data]
+    for _ in range(MOST_LEVELS):
+        inner = [own.values() if isinstance(own, dict) else own for own in level if isinstance(own, (dict, list))]
+        level = [own for values in inner for own in values]
+    return not level
 
 
 def checked(schema: type[Schema], data: Any, error: Callable[[str], PatchslimError], what: str) -> Schema:

@@ -30,6 +30,8 @@ def view(
 
     if out is not None:
         options.check_ending(out, ".png", "A picture")
+        if out.exists() and any(Path(name).resolve() in (out.resolve(), *out.resolve().parents) for name in image):
+            raise PatchslimError(f"{out} is one of the images; give another name with --out.")
     slim = load(run)
     plan, path = plan_of(slim), out or run / "view.png"
     assert plan is not None

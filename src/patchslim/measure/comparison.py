@@ -182,13 +182,17 @@ class Store:
         path = self.at(CELLS, f"{name}.json")
         if path is None or not path.exists():
             return None
-        return read_sealed(path, RunError, "comparison's cell", self.started)
+        return read_sealed(path, RunError, "comparison's cell", self._about(name))
+
+    def _about(self, name: str) -> dict[str, Any]:
+        """What a cell's seal is for: this comparison, and this cell of it."""
+        return {"cell": name, "started": dict(self.started)}
 
     def put(self, name: str, row: Row) -> None:
         """Keep a cell, on disk before this returns."""
         if self.folder is not None:
             (self.folder / CELLS).mkdir(exist_ok=True)
-            write_sealed(self.folder / CELLS / f"{name}.json", row, self.started)
+            write_sealed(self.folder / CELLS / f"{name}.json", row, self._about(name))
             shutil.rmtree(self.folder / WORKING / name, ignore_errors=True)
 
 
