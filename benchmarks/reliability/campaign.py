@@ -7,7 +7,6 @@ import importlib
 import importlib.util
 import json
 import os
-import pkgutil
 import shutil
 import signal
 import sys
@@ -51,9 +50,11 @@ class Part:
 
 def import_all() -> None:
     """Everything that a command may import, so that children need not."""
-    for module in pkgutil.walk_packages(patchslim.__path__, "patchslim."):
-        if not module.name.endswith("__main__"):
-            importlib.import_module(module.name)
+    root = Path(patchslim.__path__[0])
+    for path in sorted(root.rglob("*.py")):  # not every room is a package that says so
+        parts = path.relative_to(root.parent).with_suffix("").parts
+        if not parts[-1].startswith("__"):
+            importlib.import_module(".".join(parts))
     for name in LATE:
         with suppress(ImportError):
             importlib.import_module(name)

@@ -47,7 +47,7 @@ WAYS = {
 }
 GROUPS = {"killed twice": "killed", "interrupted": "terminated", "at the start": "terminated"}
 IMPORTS = 4.0  # seconds, about what a new Python needs before a command begins
-FIRST = 0.02  # seconds in which a child has not yet come to the command line
+FIRST = 0.05  # seconds in which a command has not begun
 EARLY = 0.5  # seconds in which a new Python can't say anything yet
 
 
@@ -176,7 +176,7 @@ def disturbed(job: Job, way: str, moments: list[float], usual: Ended, place: Pat
         return started(job, moments, usual, place)
     end = _stopped(first, place, moments[0], lambda child: child.send(sign))
     if end.code == -sign:
-        return [end], "no word"
+        return [end], None if moments[0] < FIRST else "no word"
     return [end], None if end.code in ENDED and "Traceback" not in end.err and one_sentence(end) else trouble(end)
 
 

@@ -24,7 +24,7 @@ def test_modes_by_device() -> None:
     for asked, threshold, words in (
         (["graph"], False, "CUDA device"),
         (["compiled"], True, "can't be compiled"),
-        (["fast"], False, "no mode fast"),
+        (["fast"], False, "no mode 'fast'"),
     ):
         with pytest.raises(PatchslimError, match=words):
             modes_for(asked, CPU, threshold)
