@@ -155,6 +155,8 @@ def judge(subject: Subject, path: Path, pristine: Path, before: Ended, after: En
         return "refused"
     if after.answer == before.answer:
         return "same"
+    if subject.kind == "exported" and f"{path.name}: gone" in after.out:
+        return "told"
     if subject.kind in SOURCES:
         own = path.suffix == ".tar" and only_labels(pristine, path)
         return "unknowable" if own else of_images(before.answer, after.answer, bool(after.err.strip()))

@@ -93,15 +93,19 @@ def tree(place: Path) -> dict[str, str]:
     return found
 
 
+UNLABELLED = -1
+
+
 def of_images(before: Any, after: Any, told: bool) -> str:
     """Images as read before and after: none may be lost, and none may take another's label, without a word."""
     known = {digest: label for label, digest in before["images"]}
     found = [(label, digest) for label, digest in after["images"]]
-    if any(known.get(digest, label) != label for label, digest in found):
+    moved = [label for label, digest in found if known.get(digest, label) != label]
+    if any(label != UNLABELLED for label in moved) or (moved and not told):
         return "other"
     here, missing = {digest for _, digest in found}, len(known) - len(found)
     if missing > after["skipped"] and not told:
         return "other"
-    if after["skipped"] or missing > 0:
+    if after["skipped"] or missing > 0 or moved:
         return "told"
     return "same" if here == known.keys() else "unknowable"

@@ -33,11 +33,11 @@ THINGS = (
 )
 SAMPLE = (
     "--mutations",
-    "60",
-    "--kills",
-    "6",
-    "--commands",
     "40",
+    "--kills",
+    "5",
+    "--commands",
+    "30",
     "--seed",
     "7",
     "--jobs",

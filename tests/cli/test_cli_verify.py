@@ -55,6 +55,10 @@ def test_what_was_made_of_weights_before_is_named(run: Run, tmp_path: Path) -> N
     assert run("bench", "a", "--batch-size", "2", "--seconds", "0.01", "--device", "cpu")[0] == 0
     assert run("report", "a")[0] == 0
     (speed,) = (tmp_path / "a" / "bench").glob("*.json")
+    (tmp_path / "a" / "report.html").rename(tmp_path / "page.html")  # it may go
+    gone = result(run, "verify", "a")
+    assert (gone["whole"], gone["files"]["report.html"]) == (True, "gone")
+    (tmp_path / "page.html").rename(tmp_path / "a" / "report.html")
     before = result(run, "verify", "a")
     assert before["stale"] == []
     assert {"model.pt2", "report.html", f"bench/{speed.name}"} < set(before["files"])

@@ -131,3 +131,11 @@ def test_safetensors_are_read_as_ever(tmp_path: Path) -> None:
     model = T2TViT(img_size=32, depth=1, embed_dim=12, num_heads=2, token_dim=4)
     save_file(model.state_dict(), tmp_path / "a.safetensors")
     assert set(read_checkpoint(tmp_path / "a.safetensors")) == set(model.state_dict())
+
+
+def test_positions_of_another_form_are_told() -> None:
+    model = timm.create_model("test_vit", img_size=64)
+    weights = model.state_dict()
+    weights["pos_embed"] = weights["pos_embed"].flatten()
+    with pytest.raises(ps.CheckpointError, match="pos_embed has shape"):
+        put_checkpoint_(model, weights, "mine")

@@ -234,3 +234,16 @@ def changed(data: bytes, draw: random.Random) -> bytes:
     place = draw.randrange(len(data))
     bit = bytes([data[place] ^ 1 << draw.randrange(8)])
     return draw.choice([data[:place] + bit + data[place + 1 :], data[:place], data[:place] + bytes(len(data) - place)])
+
+
+def test_a_run_that_lost_its_plan_is_told_and_not_made_anew(tmp_path: Path) -> None:
+    """Its weights may be what a recovery has learnt."""
+    run = tmp_path / "run"
+    go(run, METHODS["drop"], [0.6])
+    (run / "plan.json").rename(tmp_path / "kept.json")
+    before = (run / "model.safetensors").read_bytes()
+    with pytest.raises(ps.RunError, match=r"plan\.json is missing; restore it"):
+        go(run, METHODS["drop"], [0.6])
+    assert (run / "model.safetensors").read_bytes() == before
+    (tmp_path / "kept.json").rename(run / "plan.json")
+    assert go(run, METHODS["drop"], [0.6])[run]["seconds"] >= 0

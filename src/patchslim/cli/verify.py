@@ -14,25 +14,25 @@ OTHERS = "of other weights"  # what was made before the run's were replaced
 def verify(run: options.RunFolder, as_json: options.AsJson = False) -> None:
     """Say which files of a run, or of each run of a sweep, are as they were written."""
     from patchslim.runs.make import runs_in
-    from patchslim.runs.manifest import AS_WRITTEN, complaint
+    from patchslim.runs.manifest import AS_WRITTEN, GONE, complaint
 
     results = [verified(folder) for folder in runs_in(run)]
     text = "\n".join(line for result in results for line in lines(result))
     report(results[0] if results[0]["run"] == str(run) else {"sweep": str(run), "runs": results}, as_json, text)
     for result in results:
         for name, state in result["files"].items():
-            if state != AS_WRITTEN:
+            if state not in (AS_WRITTEN, GONE):
                 raise RunError(complaint(Path(result["run"]), name, state))
 
 
 def verified(folder: Path) -> dict[str, Any]:
     """One run's files: how each is, and which of those made from it are stale."""
     from patchslim.runs.made import stale_files
-    from patchslim.runs.manifest import AS_WRITTEN
+    from patchslim.runs.manifest import AS_WRITTEN, GONE
     from patchslim.runs.store import file_states
 
     files = file_states(folder)
-    whole = all(state == AS_WRITTEN for state in files.values())
+    whole = all(state in (AS_WRITTEN, GONE) for state in files.values())
     return {"run": str(folder), "whole": whole, "files": files, "stale": stale_files(folder)}
 
 

@@ -92,7 +92,7 @@ def _hint(model: nn.Module, weights: Mapping[str, Tensor]) -> str | None:
     if name != own:
         return f"by its shapes it is a checkpoint of {name}, not of {own}"
     here, there = (positions.get("pos_embed") for positions in (shapes_of(model.state_dict()), shapes))
-    side = None if there is None or here == there else _side(model, there)
+    side = None if there is None or len(there) != 3 or here == there else _side(model, there)
     return None if side is None else f"it is for images of {side}×{side} pixels (--img-size {side})"
 
 

@@ -1,5 +1,6 @@
 """Making run folders: fit a method, apply its plan, write; and going on with what was interrupted."""
 
+import os
 import shutil
 import sys
 import time
@@ -18,6 +19,7 @@ from patchslim.hosts import inspect
 from patchslim.macs import count_macs, host_macs
 from patchslim.methods import Task, fit
 from patchslim.plan import SPEED, SlimPlan
+from patchslim.runs.manifest import MANIFEST, check_files
 from patchslim.runs.store import CONFIG, PLAN, SEARCH, holds_run, load, read_metrics, write_run
 from patchslim.runs.sweep import run_name, swept
 from patchslim.slimmed import apply, own_keys
@@ -58,7 +60,7 @@ def make_runs(
     if not getattr(method, "plans", True):  # before any work
         raise RunError(WITHOUT_A_PLAN)
     memory, sweep = folder / SEARCH, len(ratios) > 1
-    if not sweep and (folder / PLAN).exists():
+    if not sweep and _written(folder):
         return {folder: finished(folder, started)}
     metrics: dict[Path, Metrics] = {}
     missed: dict[str, BudgetError] = {}
@@ -85,7 +87,7 @@ def make_runs(
 
 def _make(task: Task, method: Any, folder: Path, started: Mapping[str, Any]) -> Metrics:
     """Fit, and write what was found; a run that is whole already is left alone."""
-    if (folder / PLAN).exists():
+    if _written(folder):
         return finished(folder, started)
     start, network = time.monotonic(), task.host.model
     found = fit(method, task)
@@ -100,8 +102,15 @@ def _make(task: Task, method: Any, folder: Path, started: Mapping[str, Any]) -> 
     return metrics
 
 
+def _written(folder: Path) -> bool:
+    """Whether a run was written here, whole or damaged: its manifest comes first, its plan last."""
+    return any(os.path.lexists(folder / name) for name in (MANIFEST, PLAN))
+
+
 def finished(folder: Path, started: Mapping[str, Any]) -> Metrics:
     """The metrics of a run that is whole; RunError when it is damaged or was made from something else."""
+    if not (folder / PLAN).exists():  # it waits for its place since a kill, or is missing
+        check_files(folder, (PLAN,), ())
     slim = load(folder)
     check_started(folder, folder / CONFIG, started)
     shutil.rmtree(folder / SEARCH, ignore_errors=True)  # a crash may have come between the plan and this

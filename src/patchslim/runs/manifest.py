@@ -28,6 +28,7 @@ from patchslim.files import (
 
 MANIFEST, VERSION = "manifest.json", 1
 AS_WRITTEN, CHANGED, MISSING, UNKNOWN = "as written", "changed", "missing", "not of the run"
+GONE = "gone"  # what was made from the run, and can be made again
 NEXT = "next"  # ends the name of a file that waits for its place
 
 
@@ -215,9 +216,9 @@ def seal_files(folder: Path, names: Sequence[str], weights: str) -> Manifest:
 
 
 def made_states(folder: Path, manifest: Manifest) -> dict[str, str]:
-    """How the files are that were made from a run; those that are gone are left out."""
+    """How the files are that were made from a run. They may be gone: they can be made again."""
     found = {name: state_of(folder / name, own.digest) for name, own in manifest.made.items()}
-    return {name: state for name, state in found.items() if state != MISSING}
+    return {name: GONE if state == MISSING else state for name, state in found.items()}
 
 
 def stale(folder: Path, manifest: Manifest) -> list[str]:
