@@ -169,7 +169,7 @@ def disturbed(job: Job, way: str, moments: list[float], usual: Ended, place: Pat
         bad = next((bad for own in ends if own.code != -signal.SIGKILL and (bad := trouble(own))), None)
         return ends, bad
     if way == "full disk":
-        end = _stopped(first, place, moments[0], Child.fill_disk)
+        end = _stopped(first, place, moments[0], Child.fill_disk, LIMIT)  # nobody told it to end
         return [end], trouble(end)
     sign = signal.SIGTERM if way == "terminated" else signal.SIGINT
     if way == "at the start":
@@ -185,25 +185,27 @@ def started(job: Job, moments: list[float], usual: Ended, place: Path) -> tuple[
     sign = signal.SIGINT if moments[1] < usual.seconds / 2 else signal.SIGTERM
     moment = moments[0] / usual.seconds * IMPORTS
     words = [sys.executable, "-m", "patchslim", *job.words]
-    child = subprocess.Popen(words, cwd=place, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    child = subprocess.Popen(words, cwd=place, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     begun = time.monotonic()
     with contextlib.suppress(subprocess.TimeoutExpired):
         child.wait(moment)
     child.send_signal(sign)
     try:
-        err, hung = child.communicate(timeout=LIMIT)[1], False
+        (out, err), hung = child.communicate(timeout=LIMIT), False
     except subprocess.TimeoutExpired:
         child.kill()
-        err, hung = child.communicate()[1], True
-    end = Ended(child.returncode, "", err, time.monotonic() - begun, 0, hung)
-    if end.code == -sign:
-        return [end], None if moment < EARLY else "no word"
+        (out, err), hung = child.communicate(), True
+    end = Ended(child.returncode, out, err, time.monotonic() - begun, 0, hung)
+    if end.code == -sign:  # before the command, or after it: Python itself takes a while to begin and to end
+        return [end], None if moment < EARLY or out else "no word"
     return [end], None if end.code in ENDED and "Traceback" not in err else trouble(end)
 
 
-def _stopped(action: Callable[[], Any], place: Path, moment: float, stop: Callable[[Child], None]) -> Ended:
+def _stopped(
+    action: Callable[[], Any], place: Path, moment: float, stop: Callable[[Child], None], limit: float = TIDY
+) -> Ended:
     event: Event = (moment, stop)
-    return Child(action, place).end(moment + TIDY, [event])
+    return Child(action, place).end(moment + limit, [event])
 
 
 def _kill(child: Child) -> None:
