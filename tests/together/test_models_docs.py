@@ -17,7 +17,7 @@ PAGE = (Path(__file__).parents[2] / "docs" / "models.md").read_text(encoding="ut
 def test_snippets_run() -> None:
     section = PAGE.split("## A slim model is a model like any other")[1].split("\n## ")[0]
     snippets = re.findall(r"```python\n(.*?)```", section, flags=re.S)
-    assert len(snippets) == 8
+    assert len(snippets) == 9
     host = make_host(num_classes=10)
     plan, weights = plan_for(host, "merge")
     slim = ps.apply(host, plan, weights)
