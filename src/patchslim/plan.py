@@ -14,16 +14,15 @@ from patchslim.files import explain, read_json, write_text
 from patchslim.hosts.base import PATCH_READOUTS, HostInfo
 from patchslim.steps import Step, read_step
 from patchslim.steps.carry import Carry
-from patchslim.steps.cover import Cover
 from patchslim.steps.keep import Keep
 from patchslim.steps.slice import Slice
 
-PLAN_VERSION = 4
+PLAN_VERSION = 5
 SPEED = "speed"  # in `provenance`: what a plan that was made for a speed-up predicts
 HOST = "host_weights"  # likewise: the fingerprint of the weights that the plan was made for
 BY_HAND = "by hand"  # the method of a plan that no method made
 
-Static = Literal["slice", "carry", "cover"]
+Static = Literal["slice", "carry"]
 AnyStep = Annotated[SerializeAsAny[Step], BeforeValidator(read_step)]
 
 
@@ -210,22 +209,17 @@ def make_plan(info: HostInfo, steps: Sequence[Step], order: Sequence[int] | None
         raise PlanError(f"These steps do not make a plan: {explain(error)}.") from None
 
 
-def static_plan(
-    info: HostInfo, kept: Sequence[Sequence[int]], step: Static = "slice", drops: Sequence[int] = (), **fields: Any
-) -> SlimPlan:
-    """A plan from the patches of each block, every list a part of the one before; PlanError when they are not.
-
-    The blocks in `drops` (from 1) slice, whatever the others do.
-    """
+def static_plan(info: HostInfo, kept: Sequence[Sequence[int]], step: Static = "slice", **fields: Any) -> SlimPlan:
+    """A plan from the patches of each block, every list a part of the one before; PlanError when they are not."""
     order = order_of(kept, info.patches)
-    return make_plan(info, static_steps(info, [len(block) for block in kept], step, drops), order, **fields)
+    return make_plan(info, static_steps(info, [len(block) for block in kept], step), order, **fields)
 
 
-def static_steps(info: HostInfo, counts: Sequence[int], step: Static, drops: Sequence[int] = ()) -> list[Step]:
+def static_steps(info: HostInfo, counts: Sequence[int], step: Static) -> list[Step]:
     """Static steps that keep so many patches in each block."""
     if step == "carry":
         return [Carry(n=count) for count in counts]
-    return steps_by(info, lambda n, drop: Slice(n=n) if drop or step == "slice" else Cover(n=n))(counts, drops)
+    return steps_by(info, lambda n, drop: Slice(n=n))(counts, ())
 
 
 def steps_by(info: HostInfo, make: Callable[[int, bool], Step]) -> Callable[[Sequence[int], Sequence[int]], list[Step]]:

@@ -3,30 +3,30 @@
 Facility location, from the end: of the patches that are left the one goes whose loss costs least, and so on down to
 one. What going costs is what it adds to Σ_i w_i min_j d_ij² over the patches i that are gone, j those that stay: its
 own distance to the nearest, and what those lose that were nearest to it and have to go on to their second nearest.
+Distances and weights are those that the steps will go by.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from patchslim.evidence.features import Features
 from patchslim.evidence.taylor import read_blocks
 from patchslim.hosts import Host
-from patchslim.kernels.match import unit_keys
+from patchslim.kernels.match import apart, weigh
 
 MOST_IMAGES = 128  # more say the same
-KEY_BYTES, PAIR_BYTES = 2**30, 2**28  # for keys of all blocks, and for the distances in one
+PAIR_BYTES = 2**28  # for the distances in one block
 SPARE = 10  # a search soon asks for a few more to go: this part of all patches is put in order at once
-FLOOR = 1.0  # what a patch weighs that the class token does not attend to; the average one weighs 1 (docs/notebook)
 
 
 class CoverageSets:
-    """Which patches stay in each block, whatever the counts: those that cover the others best in the host's keys."""
+    """Which patches stay in each block, whatever the counts: those that cover the others best by its distance."""
 
-    def __init__(self, host: Host, features: Features) -> None:
+    def __init__(self, host: Host, features: Features, distances: Mapping[int, nn.Module]) -> None:
         self.info, self.known = host.info, dict[tuple[int, tuple[int, ...]], list[int]]()
-        self.keys, self.weights = _look(host, features)
+        self.features, self.weights = _look(host, features, distances)
 
     def kept(self, counts: Sequence[int]) -> list[list[int]]:
         """The patches of every block, (counts[l - 1] of them), in ascending order."""
@@ -40,38 +40,30 @@ class CoverageSets:
     def _gone(self, layer: int, alive: tuple[int, ...], count: int) -> list[int]:
         """So many of the patches that come into a block, those that go first."""
         if len(self.known.get((layer, alive), [])) < count:
-            keys, weight = self.keys[layer - 1][:, list(alive)], self.weights[layer - 1][:, list(alive)]
+            z, weight = self.features[layer - 1][:, list(alive)], self.weights[layer - 1][:, list(alive)]
             most = count + self.info.patches // SPARE
-            order = coverage_order((1 - keys @ keys.transpose(1, 2)).square(), weight, most)
+            order = coverage_order(apart(z), weight, most)
             self.known[layer, alive] = [alive[place] for place in order]
         return self.known[layer, alive][:count]
 
 
 @torch.no_grad()
-def _look(host: Host, features: Features) -> tuple[list[Tensor], list[Tensor]]:
-    """Keys of the host's patches at unit length (images, N, c), and what they weigh (images, N), by block."""
-    info, prefix, keys, weights = host.info, host.info.prefix_tokens, list[Tensor](), list[Tensor]()
-    blocks = range(read_blocks(info))
-    channels = sum(info.blocks[place].attention_width for place in blocks)
-    room = min(KEY_BYTES // (4 * info.patches * max(1, channels)), PAIR_BYTES // (4 * info.patches**2))
-    limit = max(1, min(MOST_IMAGES, room))
-    for place in blocks:
-        block, own, attended, seen = host.blocks[place], list[Tensor](), list[Tensor](), 0
+def _look(host: Host, features: Features, distances: Mapping[int, nn.Module]) -> tuple[list[Tensor], list[Tensor]]:
+    """What the distances make of the host's patches, features (images, N, c) and weights (images, N), by block."""
+    info, found, weights = host.info, list[Tensor](), list[Tensor]()
+    limit = max(1, min(MOST_IMAGES, PAIR_BYTES // (4 * info.patches**2)))
+    for place in range(read_blocks(info)):
+        every, seen = list[Tensor](), 0
         features.focus((place,))
         for (x,) in features.batches(place):
-            incoming = host.math.read(block, x[: limit - seen])
-            own.append(unit_keys(incoming.k.float(), prefix))
-            weight = torch.full(own[-1].shape[:2], 1 + FLOOR, device=x.device)
-            if info.reads_class:
-                attention = host.math.class_attention(block, incoming, None)[:, prefix:]
-                weight = attention.float() * info.patches + FLOOR
-            attended.append(weight)
-            seen += len(weight)
+            every.append(distances[place + 1](x[: limit - seen, info.prefix_tokens :]))
+            seen += len(every[-1])
             if seen == limit:
                 break
-        keys.append(torch.cat(own))
-        weights.append(torch.cat(attended))
-    return keys, weights
+        z = torch.cat(every)
+        found.append(z[..., :-1])
+        weights.append(weigh(z[..., -1], None))
+    return found, weights
 
 
 def coverage_order(distance: Tensor, weight: Tensor, most: int | None = None) -> list[int]:

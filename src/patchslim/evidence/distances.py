@@ -3,8 +3,8 @@
 The gradient of the readout in a patch's token, g, says to first order what moving the token by δ does: (gᵀδ)². Its mean
 over the other patches of the image, δ = x_j − x_i, is how much patch i matters, u. A block's distance takes two things
 apart. Directions: δᵀ M δ with M = E[g gᵀ / u], in the few directions in which tokens differ most by it: the features of
-`c` channels whose squared distance comes nearest to it. And how much: log u, less what the class token's attention says
-of it already, as a linear function of the token, by least squares within images.
+`c` channels whose squared distance comes nearest to it. And how much: log √u as a linear function of the token, by
+least squares within images. It is the root because what the token says of u is little: the square believes it too much.
 """
 
 from dataclasses import dataclass
@@ -19,8 +19,6 @@ from patchslim.events import Listener
 from patchslim.evidence.features import Features
 from patchslim.evidence.taylor import TINY, gradients, images_at_once, probes, read_blocks
 from patchslim.hosts import Host
-from patchslim.kernels.attention import plain
-from patchslim.kernels.match import learnt_weight
 from patchslim.steps.merge import distance_channels, make_distance
 
 PROBES = 4  # random directions of the readout per image; images and patches average the noise
@@ -33,7 +31,7 @@ class Moments:
 
     form: Tensor  # (d, d): Σ g gᵀ / u
     spread: Tensor  # (d, d): Σ (x - x̄)(x - x̄)ᵀ, x̄ of the patch's own image
-    lean: Tensor  # (d,): Σ (x - x̄) log(u / w), w what patches weigh anyway
+    lean: Tensor  # (d,): Σ (x - x̄) log √u
     total: Tensor  # (d,): Σ x
     patches: int = 0
 
@@ -42,14 +40,14 @@ class Moments:
         """Of nothing yet."""
         return cls(*torch.zeros(2, width, width, device=device), *torch.zeros(2, width, device=device))
 
-    def add_(self, x: Tensor, grads: Tensor, weight: Tensor) -> None:
-        """Some images' patches x (B, N, d), gradients (K, B, N, d), what they weigh anyway (B, N)."""
+    def add_(self, x: Tensor, grads: Tensor) -> None:
+        """Some images' patches x (B, N, d), gradients (K, B, N, d)."""
         rows = x - x.mean(dim=1, keepdim=True)
         matter = replacement(x, grads).clamp_min(TINY)  # (B, N)
         scaled = (grads * matter.rsqrt()[..., None]).flatten(0, 2)
         self.form += scaled.T @ scaled
         self.spread += rows.flatten(0, 1).T @ rows.flatten(0, 1)
-        self.lean += torch.einsum("bnd,bn->d", rows, (matter / weight).log())
+        self.lean += torch.einsum("bnd,bn->d", rows, matter.log() / 2)
         self.total += x.sum(dim=(0, 1))
         self.patches += x.shape[0] * x.shape[1]
 
@@ -86,32 +84,25 @@ def gather(host: Host, features: Features, seed: int) -> list[Moments]:
     for (batch,) in features.batches(0):
         for x in batch.split(images_at_once(info)):
             with torch.enable_grad():
-                tokens, weights, read = _forward(host, x, len(found))
+                tokens, read = _forward(host, x, len(found))
                 grads = gradients(read, probes(read.detach().float(), PROBES, generator), tokens)
             for layer, moments in enumerate(found):
                 patches = tokens[layer].detach()[:, prefix:].float()
                 slopes = torch.stack([of_probe[layer][:, prefix:].float() for of_probe in grads])
-                moments.add_(patches, slopes, weights[layer])
+                moments.add_(patches, slopes)
     return found
 
 
-def _forward(host: Host, x: Tensor, blocks: int) -> tuple[list[Tensor], list[Tensor], Tensor]:
-    """What enters each of the first blocks (B, p + N, d), what matching weighs its patches by whatever is learnt
-    (B, N), and the readout (B, F)."""
-    info, math, tokens, weights = host.info, host.math, list[Tensor](), list[Tensor]()
+def _forward(host: Host, x: Tensor, blocks: int) -> tuple[list[Tensor], Tensor]:
+    """What enters each of the first blocks, (B, p + N, d) each, and the readout (B, F)."""
+    info, math, tokens = host.info, host.math, list[Tensor]()
     x = x.detach().requires_grad_()
     for layer, block in enumerate(host.blocks, start=1):
-        incoming = math.read(block, x)
         if layer <= blocks:
-            importance = None
-            if info.reads_class:
-                with torch.no_grad():
-                    importance = math.class_attention(block, incoming, None)[:, info.prefix_tokens :] * info.patches
             tokens.append(x)
-            weights.append(learnt_weight(x.new_zeros(len(x), info.patches), importance))
         stays = info.tokens if layer < info.depth or info.reads_patches else info.prefix_tokens
-        x = math.compute(block, x[:, :stays], incoming, plain)
-    return tokens, weights, host.features(x).flatten(1)
+        x = math.run(block, x, stays)
+    return tokens, host.features(x).flatten(1)
 
 
 def set_distance_(distance: nn.Linear, moments: Moments) -> None:

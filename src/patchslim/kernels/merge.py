@@ -1,7 +1,7 @@
 """Merging patches into averages of a mean length, by tensor operations or in one kernel.
 
-Shapes: B images, p prefix tokens, t patches that come in, n that stay, r = t - n that go. Tokens x (B, p + t, d), sizes
-(B or 1, p + t) or None where each stands for itself.
+Shapes: B images, p prefix tokens, t patches that come in, n that stay. Tokens x (B, p + t, d), sizes (B or 1, p + t) or
+None where each stands for itself.
 """
 
 from typing import Any, NamedTuple
@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from patchslim.kernels.available import operator, tl, triton
-from patchslim.kernels.match import TINY, Found, Match, take, unrounded
+from patchslim.kernels.available import DTYPES, MOST_TOKENS, in_inference, operator, tl, triton
+from patchslim.kernels.match import TINY, Match, unrounded
 
 LEAST = tl.constexpr(TINY)
 NOWHERE = tl.constexpr(-(2**30))
@@ -22,48 +22,23 @@ class Merged(NamedTuple):
     x: Tensor  # (B, p + n, d)
     size: Tensor  # (B, p + n): input patches that each stands for
     normed: Tensor | None  # (B, p + n, d): LN1 of x, where that came for nothing
-    found: Found  # what went where
+    found: Match  # what went where
 
 
-def _merge(
-    tokens: tuple[Tensor, Tensor | None], found: Match, prefix: int, weight: Tensor | None
-) -> tuple[Tensor, Tensor]:
-    """Tokens and sizes, whose precision `unrounded` leaves as it is: (B, p + n, d), (B, p + n).
-
-    Sums are products with a 0/1 matrix instead of scattered additions.
-    """
-    x, size = tokens
-    size = torch.ones_like(x[..., 0]) if size is None else size.expand(x.shape[0], -1)
-    weight = size[:, prefix:] if weight is None else weight.to(size).clamp_min(TINY)
-    n = found.keep.shape[1]
-    if found.in_order:
-        every = _terms(x[:, prefix:], weight, size[:, prefix:])
-        own, given, x, size = every[:, :n], every[:, n:], x[:, :prefix], size[:, :prefix]
-    else:
-        own, given = [
-            _terms(take(x, index + prefix), take(weight, index), take(size, index + prefix))
-            for index in (found.keep[:, found.first :], found.gone)
-        ]
-        head = torch.arange(prefix, device=x.device).expand(x.shape[0], -1)
-        alone = torch.cat([head, found.keep[:, : found.first] + prefix], dim=1)  # nothing joins them
-        x, size = take(x, alone), take(size, alone)
-    joins = torch.arange(found.first, n, device=x.device)[:, None] == found.into[:, None, :]  # (B, n - first, r)
-    mean, grown = _averages(own + joins.to(x.dtype) @ given)
-    return torch.cat([x, mean.to(x.dtype)], dim=1), torch.cat([size, grown], dim=1)
-
-
-def _terms(x: Tensor, weight: Tensor, size: Tensor) -> Tensor:
-    """What adds up when patches join, [w x, w, s, w |x|]: x (B, t, d), weight and size (B, t) → (B, t, d + 3)."""
-    w = weight[..., None]
-    return torch.cat([x * w, w, size[..., None], x.norm(dim=2, keepdim=True) * w], dim=2)
-
-
-def _averages(sums: Tensor) -> tuple[Tensor, Tensor]:
-    """Means at their members' mean length, and sizes, of sums of such terms: (B, m, d + 3) → (B, m, d), (B, m)."""
-    total, length = sums[..., -3:-2], sums[..., -1:]
-    mean = sums[..., :-3] / total
+def _merge(x: Tensor, size: Tensor, found: Match, prefix: int, weight: Tensor) -> tuple[Tensor, Tensor]:
+    """Tokens and sizes, whose precision `unrounded` leaves as it is: (B, p + n, d), (B, p + n)."""
+    batch, to = len(x), found.to.long()
+    none = weight.new_zeros(batch, found.n)
+    share = weight / none.scatter_add(1, to, weight).gather(1, to)  # of one that nobody joins: 1
+    own = x[:, prefix:]
+    place = (to + torch.arange(0, batch * found.n, found.n, device=x.device)[:, None]).flatten()
+    rows = (own * share[..., None].to(own)).flatten(0, 1)
+    mean = rows.new_zeros(batch * found.n, x.shape[2]).index_add(0, place, rows).unflatten(0, (batch, found.n))
+    length = none.scatter_add(1, to, share * own.norm(dim=2).to(share)) / mean.norm(dim=2).clamp_min(TINY)
     # How many patches a token stands for is counted, and has no derivative.
-    return mean * (length / total / mean.norm(dim=2, keepdim=True).clamp_min(TINY)), sums[..., -2].detach()
+    grown = size.new_zeros(batch, found.n).scatter_add(1, to, size[:, prefix:].detach())
+    mean = (mean * length[..., None]).to(x.dtype)
+    return torch.cat([x[:, :prefix], mean], dim=1), torch.cat([size[:, :prefix], grown], dim=1)
 
 
 @triton.jit
@@ -138,21 +113,27 @@ def merge_rows(
 
 
 def merge(
-    x: Tensor, size: Tensor | None, found: Found, prefix: int, weight: Tensor | None = None, norm: Any = None
+    x: Tensor, size: Tensor | None, found: Match, prefix: int, weight: Tensor | None = None, norm: Any = None
 ) -> Merged:
     """Average what goes into what it joins; sizes add up. weight (B, t), else the size, says how much each counts.
 
     The average of vectors is shorter than they are, and LayerNorm would not see that; so it gets their average length.
     From a kernel the tokens come with what `norm`, the block's LN1, makes of them.
     """
-    if isinstance(found, Match):
-        rows, grown = unrounded(x.device, _merge, (x, size), found, prefix, weight)
-        return Merged(rows, grown, None, found)
     size = torch.ones(1, x.shape[1], device=x.device) if size is None else size
-    share = size[:, prefix:] if weight is None else weight
-    layer = (norm.weight, norm.bias, norm.eps) if plain_norm(norm, x) else (None, None, 0.0)
-    rows, grown, *normed = merge_rows(x, size, share, found.to, found.n, *layer)
-    return Merged(rows, grown, normed[0] if normed else None, found)
+    weight = size[:, prefix:] if weight is None else weight
+    if merge_kernel_for(x):
+        layer = (norm.weight, norm.bias, norm.eps) if plain_norm(norm, x) else (None, None, 0.0)
+        rows, grown, *normed = merge_rows(x, size, weight, found.to, found.n, *layer)
+        return Merged(rows, grown, normed[0] if normed else None, found)
+    size, weight = size.expand(len(x), -1), weight.expand(len(x), -1).clamp_min(TINY)
+    rows, grown = unrounded(x.device, _merge, x, size, found, prefix, weight)
+    return Merged(rows, grown, None, found)
+
+
+def merge_kernel_for(x: Tensor) -> bool:
+    """Whether a kernel can merge tokens (B, p + t, d)."""
+    return in_inference(x) and x.dtype in DTYPES and x.shape[1] <= MOST_TOKENS
 
 
 def plain_norm(norm: Any, x: Tensor) -> bool:

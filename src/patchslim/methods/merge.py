@@ -28,15 +28,20 @@ class Merge(Method):
     many_images: ClassVar[bool] = True
 
     def draft(self, info: HostInfo) -> Draft:
-        """Steps that pair patches, so at least half of a block's stay."""
+        """Steps that merge patches, as many as one likes."""
         channels = distance_channels(info)
         steps = steps_by(info, lambda n, drop: MergeStep(n=n, channels=channels, drop=drop))
-        return Draft(info, steps, halves=True, merges=True, most=self.blocks, method=self.name)
+        return Draft(info, steps, merges=True, most=self.blocks, method=self.name)
 
     def fit(self, task: Task) -> Fitted:
         """Learn the distances, then search where to merge how much."""
-        distances: dict[int, nn.Module] = task.once(
-            "distances", lambda: find_distances(task.host, task.features, task.cache, task.seed, task.progress)
-        )
+        distances = learnt_distances(task)
         plan, error = task.allocate(self.draft(task.info), distances)
         return task.fitted(plan, distances, errors={"readout": error})
+
+
+def learnt_distances(task: Task) -> dict[int, nn.Module]:
+    """The distances of all blocks that may choose, learnt once."""
+    return task.once(
+        "distances", lambda: find_distances(task.host, task.features, task.cache, task.seed, task.progress)
+    )

@@ -63,7 +63,7 @@ class Predict(Method):
         steps = steps_by(
             info, lambda n, drop: PredictStep(n=n, merge=self.merges and not drop, selector=kind, hidden=hidden)
         )
-        return Draft(info, steps, halves=self.merges, merges=self.merges, most=self.blocks, method=self.name)
+        return Draft(info, steps, merges=self.merges, most=self.blocks, method=self.name)
 
     def fit(self, task: Task) -> Fitted:
         """G learns on the whole network, counts are searched with it, and it learns again on the slimmed network."""

@@ -11,6 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor, nn
 
 from patchslim.hosts import BlockShape, HostInfo, Incoming
+from patchslim.hosts.parts import bare
 from patchslim.kernels.attention import Mix
 from patchslim.steps.reference import Choice, Seen
 from patchslim.steps.tokens import Tokens
@@ -125,20 +126,11 @@ class Choosing(Counted):
     per_image: ClassVar[bool] = True
     fewest: ClassVar[int] = 1  # tokens that stay at least
 
-    @property
-    def pairs(self) -> bool:
-        """Whether each patch that goes is one of a pair, so that at least half stay."""
-        return False
-
     def check(self, entering: int) -> None:
-        """Some patches stay; at least half of them, of two or more, where they pair."""
+        """Some patches stay."""
         super().check(entering)
         if self.n < self.fewest:
             raise ValueError("keeps no patch to merge into or to choose")
-        if self.pairs and entering < 2:
-            raise ValueError("has one patch, and that has none to pair with")
-        if self.pairs and self.n < entering // 2:
-            raise ValueError(f"keeps {self.n} of {entering} patches; pairs keep at least half")
 
 
 KINDS: dict[str, type[Step]] = {}
@@ -161,9 +153,9 @@ def read_step(data: Any) -> Step:
     return KINDS[kind].model_validate(data)
 
 
-def averaging_macs(shape: BlockShape, kept: int, gone: int) -> int:
-    """Averaging `gone` patches into some of `kept`: a 0/1 matrix times tokens, their weight, size and length."""
-    return kept * gone * (shape.width + 3)
+def averaging_macs(shape: BlockShape, entering: int) -> int:
+    """Averaging patches: each counts by its share, and so does its length."""
+    return entering * (shape.width + 1)
 
 
 def class_attention_macs(info: HostInfo, shape: BlockShape, patches: int) -> int:
@@ -204,6 +196,11 @@ class Reducing(Runner):
     def reduce(self, state: Any, incoming: Incoming, block: Any) -> Any:
         """The tokens that take queries."""
         raise NotImplementedError
+
+    def norm(self, block: Any) -> nn.Module | None:
+        """The block's LN1, where nothing but its weights and bias says what it does."""
+        first: nn.Module = block.math.first_norm(block)
+        return first if bare(first) else None  # what hooks it has is called
 
     def class_attention(self, tokens: Tokens, incoming: Incoming, block: Any) -> Tensor | None:
         """The class token's attention to the patches, mean 1: (B, t); None where the head reads no class token."""

@@ -1,15 +1,18 @@
-"""`cover`: the first n patches of the plan's order stay; each other one joins the kept patch that it resembles most.
+"""`cover`: the first n patches of the plan's order stay; each other one joins the nearest of them.
 
-Which patches stay is the same for all images. Which patch joins which is decided in the image at hand, by keys: one
-product and one maximum. Nothing is sorted or looked up.
+Which patches stay is the same for all images. Which patch joins which is decided in the image at hand, by a distance
+that the step owns: one product and one minimum. Nothing is sorted or looked up.
 """
 
 from typing import Any, ClassVar, Literal
 
+from pydantic import Field
+
 from patchslim.hosts import HostInfo, Incoming
-from patchslim.kernels.match import all_into_first, unit_keys
+from patchslim.kernels.match import all_into_first
 from patchslim.kernels.merge import merge
-from patchslim.steps.base import Choosing, Reducing, averaging_macs, class_attention_macs, register_step
+from patchslim.steps.base import WIDEST, Choosing, averaging_macs, register_step
+from patchslim.steps.merge import Distant, distance_macs, told
 from patchslim.steps.reference import Choice, Seen
 from patchslim.steps.tokens import Tokens, merged_tokens
 
@@ -21,29 +24,30 @@ class Cover(Choosing):
     ordered: ClassVar[bool] = True
     sizes: ClassVar[bool] = True
     kind: Literal["cover"] = "cover"
+    channels: int = Field(ge=1, le=WIDEST)  # of the distance
 
     def choice_macs(self, info: HostInfo, layer: int, entering: int) -> int:
-        """Likeness of those that go to those that stay, and the average."""
-        gone, shape = entering - self.n, info.blocks[layer - 1]
-        likeness = self.n * gone * shape.attention_width + class_attention_macs(info, shape, entering)
-        return likeness + averaging_macs(shape, self.n, gone)
+        """Features of the distance, pairs of one that goes and one that stays, and the average."""
+        shape = info.blocks[layer - 1]
+        pairs = self.n * (entering - self.n) * self.channels
+        return distance_macs(shape.width, self.channels, entering) + pairs + averaging_macs(shape, entering)
 
     def reference(self, seen: Seen) -> Choice:
-        """Every patch that goes joins the most similar one that stays, by the cosine of keys."""
-        incoming = seen.incoming()
-        keys = dict(zip(seen.alive, unit_keys(incoming.k, seen.host.info.prefix_tokens)[0], strict=True))
+        """Every patch that goes joins the nearest one that stays."""
+        features, weights = told(seen)
+        row = dict(zip(seen.alive, features, strict=True))
         into = {
-            patch: max(seen.first, key=lambda other: float(keys[patch] @ keys[other]))
+            patch: min(seen.first, key=lambda other: float((row[patch] - row[other]).square().sum()))
             for patch in set(seen.alive) - set(seen.first)
         }
-        return Choice(seen.first, into, seen.weights(incoming))
+        return Choice(seen.first, into, weights)
 
 
-class CoverRunner(Reducing, runs=Cover):
-    """Averages go by the class token's attention where the head reads it, else by size."""
+class CoverRunner(Distant, runs=Cover):
+    """Averages go by what the distance says that patches weigh."""
 
     def reduce(self, state: Any, incoming: Incoming, block: Any) -> Tokens:
         """(B, p + t, …) → (B, p + n, …)."""
-        importance = self.class_attention(state, incoming, block)
-        found = all_into_first(incoming.k, self.n, self.prefix)
-        return merged_tokens(state, merge(state.x, state.size, found, self.prefix, importance))
+        z, weight = self.features(state)
+        found = all_into_first(z, self.n)
+        return merged_tokens(state, merge(state.x, state.size, found, self.prefix, weight, self.norm(block)))

@@ -1,31 +1,29 @@
 """`merge`: each image merges patches that say the same; how near two are, a distance says that the step owns.
 
-The half of the patches that weigh least beside their nearest may go. The pairs for which weight times distance is least
-become one token, at the average length of its members.
+Those whose going costs least join the nearest that stay, and become one token with them, at the average length of its
+members. More than half of the patches may go at once.
 """
 
 import math
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 from pydantic import Field
 from torch import Tensor, nn
 
 from patchslim.hosts import HostInfo, Incoming
-from patchslim.hosts.parts import bare
-from patchslim.kernels.match import LEARNT_FLOOR, learnt_weight, match_lighter, pairs_by_distance, unrounded
+from patchslim.kernels.match import match, unrounded, weigh
 from patchslim.kernels.merge import merge
-from patchslim.steps.base import WIDEST, Choosing, Reducing, averaging_macs, class_attention_macs, register_step
-from patchslim.steps.reference import Choice, Seen, join_pairs, lighter_half
+from patchslim.steps.base import WIDEST, Choosing, Reducing, averaging_macs, register_step
+from patchslim.steps.reference import Choice, Seen, join_in_rounds
 from patchslim.steps.tokens import Tokens, merged_tokens, pick
 
-CHANNELS = 32  # of a distance, at most
+CHANNELS = 31  # of a distance, at most; with the weight's they are as many as products like
 
 
 @register_step
 class Merge(Choosing):
     """n of each image's own patches; the others join the nearest, or leave where `drop` is set."""
 
-    pairs: ClassVar[bool] = True
     kind: Literal["merge"] = "merge"
     channels: int = Field(ge=1, le=WIDEST)  # of the distance
     drop: bool = False
@@ -38,26 +36,13 @@ class Merge(Choosing):
     def choice_macs(self, info: HostInfo, layer: int, entering: int) -> int:
         """Features of the distance and all pairs of them, and the average."""
         shape = info.blocks[layer - 1]
-        choice = entering * shape.width * (self.channels + 1) + entering**2 * self.channels
-        choice += class_attention_macs(info, shape, entering)
-        if not self.drop:
-            choice += averaging_macs(shape, entering // 2, entering - self.n)  # only every second patch takes any in
-        return choice
+        choice = distance_macs(shape.width, self.channels, entering) + entering**2 * self.channels
+        return choice if self.drop else choice + averaging_macs(shape, entering)
 
     def reference(self, seen: Seen) -> Choice:
-        """Pairs by plain loops."""
-        info, weights = seen.host.info, seen.weights(seen.incoming())
-        distance: Any = seen.own.distance
-        features = distance(seen.x[0, [info.prefix_tokens + patch for patch in seen.alive]])
-        matter = [
-            math.exp(float(told)) * ((weight + LEARNT_FLOOR) ** 2 if info.reads_class else 1.0)
-            for told, weight in zip(features[:, -1], weights.values(), strict=True)
-        ]
-
-        def near(i: int, j: int) -> float:
-            return 1 - float((features[i, :-1] - features[j, :-1]).square().sum())
-
-        kept, into = join_pairs(seen.alive, near, matter, len(seen.alive) - self.n, lighter_half(near, matter))
+        """The same by plain loops."""
+        features, weights = told(seen)
+        kept, into = join_in_rounds(seen.alive, features, list(weights.values()), len(seen.alive) - self.n)
         return Choice(kept, {} if self.drop else into, weights)
 
 
@@ -68,35 +53,58 @@ def make_distance(width: int, channels: int) -> nn.Linear:
 
 
 def distance_channels(info: HostInfo) -> int:
-    """How many channels a host gets: comparing all patches should cost no more than comparing keys of one half with
-    the other half's would, (c + 1) d + c N ≤ d N / 4."""
+    """How many channels a host gets: features and all pairs of them should cost no more than a quarter of all pairs of
+    keys, (c + 1) d + c N ≤ d N / 4."""
     most = (info.patches * info.width // 4 - info.width) // (info.width + info.patches)
     return max(1, min(CHANNELS, most))
 
 
-class MergeRunner(Reducing, runs=Merge):
-    """Pairs of least weight times distance become one; what the class token attends to weighs more."""
+def distance_macs(width: int, channels: int, patches: int) -> int:
+    """MACs of the features of so many patches."""
+    return patches * width * (channels + 1)
+
+
+def told(seen: Seen) -> tuple[Tensor, dict[int, float]]:
+    """What a step's own distance says of the living patches of one image: features (t, c) and weights by patch."""
+    distance: Any = seen.own.distance
+    every = distance(seen.x[0, [seen.host.info.prefix_tokens + patch for patch in seen.alive]])
+    weights = {
+        patch: math.exp(float(log)) * seen.size[patch] for patch, log in zip(seen.alive, every[:, -1], strict=True)
+    }
+    return every[:, :-1], weights
+
+
+class Distant(Reducing):
+    """Runs a step that owns a distance."""
 
     part = "distance"
+
+    def __init__(self, step: Any, info: HostInfo, layer: int, entering: int) -> None:
+        super().__init__(step, info, layer, entering)
+        self.distance = make_distance(info.blocks[layer - 1].width, step.channels)
+
+    def features(self, state: Tokens) -> tuple[Tensor, Tensor]:
+        """Of the patches: features (B, t, c) and weights (B, t)."""
+        x = state.x.detach()  # nothing learns by a distance
+        z: Tensor = unrounded(x.device, self.distance, x)[:, self.prefix :]
+        size = None if state.size is None else state.size[:, self.prefix :]
+        return z[..., :-1], weigh(z[..., -1], size)
+
+
+class MergeRunner(Distant, runs=Merge):
+    """Averages go by the same weights as the choice."""
 
     def __init__(self, step: Merge, info: HostInfo, layer: int, entering: int) -> None:
         super().__init__(step, info, layer, entering)
         self.drop = step.drop
-        self.distance = make_distance(info.blocks[layer - 1].width, step.channels)
 
     def reduce(self, state: Any, incoming: Incoming, block: Any) -> Tokens:
         """(B, p + t, …) → (B, p + n, …)."""
-        patches = state.x[:, self.prefix :].detach()  # nothing learns by a distance
-        z: Tensor = unrounded(patches.device, self.distance, patches)
+        z, weight = self.features(state)
+        found = match(z, weight, self.n)
         if self.drop:
-            weight = learnt_weight(z[..., -1], self.class_attention(state, incoming, block))
-            return pick(state, match_lighter(z[..., :-1], self.n, weight).keep, self.prefix)
-        query, norm = None, None
-        if self.reads_class:
-            query, first = block.math.class_query(block, incoming), block.math.first_norm(block)
-            norm = first if bare(first) else None  # what hooks it has is called
-        found, importance = pairs_by_distance(z, self.n, incoming.k, state.size, query)
-        return merged_tokens(state, merge(state.x, state.size, found, self.prefix, importance, norm))
+            return pick(state, found.keep, self.prefix)
+        return merged_tokens(state, merge(state.x, state.size, found, self.prefix, weight, self.norm(block)))
 
     def extra_repr(self) -> str:
         """Shown by print(model)."""

@@ -7,10 +7,10 @@ from pydantic import Field
 from torch import Tensor
 
 from patchslim.hosts import HostInfo, Incoming
-from patchslim.kernels.match import TINY, pairs_by_keys, unit_keys
+from patchslim.kernels.match import TINY, match, unit_keys
 from patchslim.kernels.merge import merge
 from patchslim.steps.base import WIDEST, Choosing, Reducing, averaging_macs, class_attention_macs, register_step
-from patchslim.steps.reference import Choice, Seen, join_pairs
+from patchslim.steps.reference import Choice, Seen, join_in_rounds
 from patchslim.steps.selector import SelectorKind, make_selector, selector_macs, told
 from patchslim.steps.tokens import Tokens, merged_tokens, pick
 
@@ -25,11 +25,6 @@ class Predict(Choosing):
     hidden: int = Field(default=0, ge=0, le=WIDEST)  # width of G's hidden layer, where there is one
 
     @property
-    def pairs(self) -> bool:
-        """Where the others merge."""
-        return self.merge
-
-    @property
     def sizes(self) -> bool:
         """Merged tokens stand for several patches."""
         return self.merge
@@ -40,27 +35,23 @@ class Predict(Choosing):
         return self.selector == "pool"
 
     def choice_macs(self, info: HostInfo, layer: int, entering: int) -> int:
-        """G on all that come in; where the others merge, likeness of every second patch to the others, and averages."""
+        """G on all that come in; where the others merge, all pairs of their keys, and averages."""
         choice, shape = selector_macs(info, self.selector, self.hidden, entering), info.blocks[layer - 1]
         if self.merge:
-            choice += (entering + 1) // 2 * (entering // 2) * shape.attention_width
-            choice += class_attention_macs(info, shape, entering)
-            choice += averaging_macs(shape, entering // 2, entering - self.n)
+            choice += entering**2 * shape.attention_width + class_attention_macs(info, shape, entering)
+            choice += averaging_macs(shape, entering)
         return choice
 
     def reference(self, seen: Seen) -> Choice:
-        """The best by G's word, or pairs by plain loops."""
+        """The best by G's word, or those that join by plain loops."""
         incoming, info = seen.incoming(), seen.host.info
         score = told(seen, incoming)
         if not self.merge:
             return Choice(sorted(seen.alive, key=lambda patch: -score[patch])[: self.n])
         weights, keys = seen.weights(incoming), unit_keys(incoming.k, info.prefix_tokens)[0]
-        matter = _matter(list(score.values()), list(weights.values()) if info.reads_class else None)
+        weight = _matter(list(score.values()), list(weights.values()) if info.reads_class else None)
 
-        def near(i: int, j: int) -> float:
-            return float(keys[i] @ keys[j])
-
-        kept, into = join_pairs(seen.alive, near, matter, len(seen.alive) - self.n)
+        kept, into = join_in_rounds(seen.alive, keys, weight, len(seen.alive) - self.n)
         return Choice(kept, into, weights)
 
 
@@ -74,7 +65,7 @@ def _matter(score: list[float], attended: list[float] | None) -> list[float]:
 
 
 class PredictRunner(Reducing, runs=Predict):
-    """Patches with the largest log ŝ stay; or pairs of least weight times distance become one."""
+    """Patches with the largest log ŝ stay; or those whose going costs least join others."""
 
     part = "selector"
 
@@ -90,11 +81,11 @@ class PredictRunner(Reducing, runs=Predict):
             # Not a sort: compilers make a kernel for every length of one, and that takes them minutes.
             return pick(state, score.topk(self.n, dim=1).indices, self.prefix)
         importance = self.class_attention(state, incoming, block)
-        found = pairs_by_keys(incoming.k, self.n, self.prefix, weigh(score, importance))
-        return merged_tokens(state, merge(state.x, state.size, found, self.prefix, importance))
+        found = match(unit_keys(incoming.k, self.prefix), matter(score, importance), self.n)
+        return merged_tokens(state, merge(state.x, state.size, found, self.prefix, importance, self.norm(block)))
 
 
-def weigh(score: Tensor, importance: Tensor | None) -> Tensor:
+def matter(score: Tensor, importance: Tensor | None) -> Tensor:
     """How much patches matter, the most being 1: by G's word and, where a class token is read, by its attention, in
     equal parts. G saw the whole network's answer; attention sees this image as it is by now: (B, t), (B, t) → (B, t).
     """

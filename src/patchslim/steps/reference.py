@@ -1,6 +1,6 @@
 """What a step decides for one image at full shape, in plain loops: the masked reference goes by it."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -8,9 +8,6 @@ from torch import Tensor, nn
 
 from patchslim.hosts import Host, Incoming
 from patchslim.kernels.match import TINY
-
-Likeness = Callable[[int, int], float]  # of two patches, by their places
-Halves = tuple[Sequence[int], Sequence[int]]  # places of patches that may join, and of those that they may join
 
 
 class Choice(NamedTuple):
@@ -49,26 +46,26 @@ class Seen:
         return dict(zip(self.alive, weights, strict=True))
 
 
-def join_pairs(
-    alive: Sequence[int], near: Likeness, weight: Sequence[float], r: int, halves: Halves | None = None
+def join_in_rounds(
+    alive: Sequence[int], features: Tensor, weight: Sequence[float], r: int
 ) -> tuple[list[int], dict[int, int]]:
-    """(patches that stay, patch that goes → patch it joins).
+    """(patches that stay, patch that goes → patch it joins), of features (t, c).
 
-    Every patch of one half, the even ones unless told, looks for its nearest among the others. The r pairs of least
-    weight times distance become one. All but `alive` go by places in it.
+    Half of r go, then the other half: each time those of least weight times squared distance to the nearest heavier
+    one, which takes on their weight. Then each joins the nearest that stays. All but `alive` go by places in it.
     """
-    movers, others = halves or (range(0, len(alive), 2), range(1, len(alive), 2))
-    nearest = {i: max(others, key=lambda j: near(i, j)) for i in movers}
-    cost = {i: weight[i] * max(1 - near(i, nearest[i]), TINY) for i in movers}
-    ranked = sorted(movers, key=lambda i: cost[i])
-    into = {alive[i]: alive[nearest[i]] for i in ranked[:r]}
-    return [alive[i] for i in [*ranked[r:], *others]], into
+    mine, order = list(weight), sorted(range(len(alive)), key=lambda i: -weight[i])  # stable: the first are heavier
+    stay = set(order)
 
+    def far(i: int, j: int) -> float:
+        return float((features[i] - features[j]).square().sum())
 
-def lighter_half(near: Likeness, weight: Sequence[float]) -> tuple[list[int], list[int]]:
-    """The half of the patches that weigh least beside the one nearest to them, and the others."""
-    every = range(len(weight))
-    nearest = [max((j for j in every if j != i), key=lambda j: near(i, j)) for i in every]
-    order = sorted(every, key=lambda i: weight[i] / weight[nearest[i]])
-    half = (len(weight) + 1) // 2
-    return order[:half], order[half:]
+    for count in ((r + 1) // 2, r // 2):
+        heavier = {i: [j for j in order[: order.index(i)] if j in stay] for i in stay}
+        nearest = {i: min(others, key=lambda j: far(i, j)) for i, others in heavier.items() if others}
+        go = sorted(nearest, key=lambda i: mine[i] * max(far(i, nearest[i]), TINY))[:count]
+        for i in go:
+            mine[nearest[i]] += weight[i]
+        stay -= set(go)
+    into = {alive[i]: alive[min(sorted(stay), key=lambda j: far(i, j))] for i in order if i not in stay}
+    return [alive[i] for i in sorted(stay)], into
