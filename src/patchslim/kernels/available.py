@@ -21,7 +21,7 @@ tl: Any = import_module("triton.language") if TRITON else SimpleNamespace(conste
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)  # kernels add up in float32, so doubles are not for them
 WIDEST_HEAD = 128  # channels of a head that fit where kernels keep them
-MOST_KEYS = 1024  # tokens that one program looks at
+MOST_KEYS = 1024  # tokens that one program looks at at once
 MOST_TOKENS = 4224  # that kernels serve by tiles: 4,096 patches and whatever prefix there is
 FEW_ROWS = 512  # tokens of a batch up to which a GPU has little to do: what counts is how many kernels follow another
 LINE = 256  # bytes of a key, a multiple of which a program keeps to itself: in fp32 the widest heads have more
@@ -36,7 +36,7 @@ def in_inference(x: Tensor) -> bool:
 
 def kernels_for(k: Tensor) -> bool:
     """Whether kernels can read keys (B, H, n_in, d_h)."""
-    fits = k.dtype in DTYPES and k.shape[3] <= WIDEST_HEAD and k.shape[2] <= MOST_KEYS and k.stride(3) == 1
+    fits = k.dtype in DTYPES and k.shape[3] <= WIDEST_HEAD and k.shape[2] <= MOST_TOKENS and k.stride(3) == 1
     return in_inference(k) and fits
 
 

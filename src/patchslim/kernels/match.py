@@ -12,16 +12,28 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from patchslim.kernels.available import DTYPES, MOST_TOKENS, in_inference
+from patchslim.kernels.match_kernels import choose
+
 TINY = 1e-6
 MOST = 1e6  # what a patch weighs at most, and 1 / MOST at least
 
 
 class Match(NamedTuple):
-    """Where every patch goes. Those that stay keep their order."""
+    """Which patch each one joins: itself, if it stays. Those that stay keep their order."""
 
-    to: Tensor  # (B, t): places among the n
-    gone: Tensor  # (B, t) boolean
+    root: Tensor  # (B, t)
     n: int
+
+    @property
+    def gone(self) -> Tensor:
+        """(B, t) boolean."""
+        return self.root != torch.arange(self.root.shape[1], device=self.root.device)
+
+    @property
+    def to(self) -> Tensor:
+        """Where every patch goes: (B, t) places among the n."""
+        return ((~self.gone).cumsum(dim=1) - 1).gather(1, self.root.long())
 
     @property
     def keep(self) -> Tensor:
@@ -95,8 +107,7 @@ def _match(z: Tensor, weight: Tensor, n: int) -> Match:
     nearest = far.masked_fill(gone[:, None, :], torch.inf).amin(dim=2)
     gone = gone.scatter(1, _cheapest(weight, nearest, gone, (t - n) // 2), True)
     joined = distance.masked_fill(gone[:, None, :], torch.inf).argmin(dim=2)
-    place = (~gone).cumsum(dim=1) - 1
-    return Match(torch.where(gone, place.gather(1, joined), place), gone, n)
+    return Match(torch.where(gone, joined, torch.arange(t, device=z.device)), n)
 
 
 def _cheapest(weight: Tensor, nearest: Tensor, gone: Tensor, count: int) -> Tensor:
@@ -117,4 +128,20 @@ def _into_first(z: Tensor, n: int) -> Match:
     # What is left out of the squared distance is the same for all that it is compared with.
     joined = torch.baddbmm(stay.square().sum(dim=2)[:, None, :], go, stay.transpose(1, 2), alpha=-2).argmin(dim=2)
     patch = torch.arange(z.shape[1], device=z.device).expand(len(z), -1)
-    return Match(torch.cat([patch[:, :n], joined], dim=1), patch >= n, n)
+    return Match(torch.cat([patch[:, :n], joined], dim=1), n)
+
+
+@torch.no_grad()  # who goes is a choice, and has no derivative
+def chosen(z: Tensor, size: Tensor | None, n: int, first: bool = False) -> tuple[Match, Tensor]:
+    """Who stays, and what patches weigh (B, t), of z (B, t, c + 1), whose last channel is the logarithm of that for one
+    patch, and sizes (B or 1, t). `first`: the first n stay."""
+    if kernels_choose(z):
+        root, weight = choose(z, size, n, first)
+        return Match(root, n), weight
+    weight = weigh(z[..., -1], size)
+    return all_into_first(z[..., :-1], n) if first else match(z[..., :-1], weight, n), weight
+
+
+def kernels_choose(z: Tensor) -> bool:
+    """Whether kernels can choose among patches (B, t, c)."""
+    return in_inference(z) and z.dtype in DTYPES and z.shape[1] <= MOST_TOKENS

@@ -9,11 +9,14 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from patchslim.kernels.available import DTYPES, MOST_TOKENS, in_inference, operator, tl, triton
+from patchslim.kernels.attention import ROW, rows_of, store_size
+from patchslim.kernels.available import DTYPES, MOST_TOKENS, few_rows, in_inference, operator, tl, triton
 from patchslim.kernels.match import TINY, Match, unrounded
+from patchslim.kernels.match_kernels import COLUMNS, FEW, SIDE
 
 LEAST = tl.constexpr(TINY)
-NOWHERE = tl.constexpr(-(2**30))
+ROOM = tl.constexpr(2**14)  # more than there are patches
+SOME = 4  # members of a token that a program reads at a time, half as many of wide ones
 
 
 class Merged(NamedTuple):
@@ -21,6 +24,7 @@ class Merged(NamedTuple):
 
     x: Tensor  # (B, p + n, d)
     size: Tensor  # (B, p + n): input patches that each stands for
+    log_size: Tensor | None  # (B, p + n, 16): what attention reads of sizes, where that came for nothing
     normed: Tensor | None  # (B, p + n, d): LN1 of x, where that came for nothing
     found: Match  # what went where
 
@@ -42,38 +46,62 @@ def _merge(x: Tensor, size: Tensor, found: Match, prefix: int, weight: Tensor) -
 
 
 @triton.jit
-def _merge_place(
-    x, size, weight, place, out, grown, gain, bias, normed,
-    x_b, x_n, size_b, weight_b, place_b, out_b, out_n, grown_b, prefix, t, width, eps,
-    WIDTH: tl.constexpr, PATCHES: tl.constexpr, NORM: tl.constexpr,
+def _list_members(root, member, begin, t, n, SIDE: tl.constexpr, COLUMNS: tl.constexpr):  # fmt: skip
+    """Patches in the order of what they join, itself before the others: places of some of them in it. What stays says
+    where its members begin. The rank of a patch is how many come before it, so no sort."""
+    image, row = tl.program_id(0).to(tl.int64), tl.program_id(1) * SIDE + tl.arange(0, SIDE)
+    root += image * t
+    mine = tl.load(root + row, mask=row < t, other=0)
+    own = mine * ROOM + tl.where(mine == row, 0, row + 1)
+    rank, place = tl.zeros([SIDE], tl.int32), tl.zeros([SIDE], tl.int32)
+    for first in range(0, t, COLUMNS):
+        column = first + tl.arange(0, COLUMNS)
+        theirs = tl.load(root + column, mask=column < t, other=ROOM)
+        other = theirs * ROOM + tl.where(theirs == column, 0, column + 1)
+        stays = tl.where(theirs == column, column, ROOM)
+        rank += tl.sum((other[None, :] < own[:, None]).to(tl.int32), axis=1)
+        place += tl.sum((stays[None, :] < row[:, None]).to(tl.int32), axis=1)
+    tl.store(member + image * t + rank, row, mask=row < t)
+    tl.store(begin + image * n + place, rank, mask=(row < t) & (mine == row))
+
+
+@triton.jit
+def _merge_members(
+    x, size, weight, member, begin, out, grown, log_size, gain, bias, normed,
+    x_b, x_n, size_b, weight_b, out_b, out_n, grown_b, prefix, t, n, width, eps,
+    WIDTH: tl.constexpr, SOME: tl.constexpr, NORM: tl.constexpr,
 ):  # fmt: skip
-    """One token that stays: the average of all that go to its place, at their average length; and its LayerNorm."""
+    """One token that stays: the average of its members, at their average length; and its LayerNorm."""
     image, row = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    channel, patch = tl.arange(0, WIDTH), tl.arange(0, PATCHES)
-    x += image * x_b + channel
+    channel, some = tl.arange(0, WIDTH), tl.arange(0, SOME)
+    x += image * x_b
     size += image * size_b
+    weight += image * weight_b
     inside = channel < width
-    to = tl.load(place + image * place_b + patch, mask=patch < t, other=NOWHERE)
-    left = to == row - prefix  # nothing, where it is a prefix token
-    heavy = tl.load(weight + image * weight_b + patch, mask=left, other=0.0).to(tl.float32)
-    heavy = tl.where(left, tl.maximum(heavy, LEAST), 0.0)
-    many = tl.load(size + prefix + patch, mask=left, other=0.0).to(tl.float32)
-    count = tl.sum(left.to(tl.int32), axis=0)
-    if count > 1:
-        total, mean, length = tl.sum(heavy, axis=0), tl.zeros([WIDTH], tl.float32), 0.0
-        for _ in range(count):
-            one = tl.argmax(left.to(tl.int32), axis=0)
-            own = tl.load(x + (prefix + one) * x_n, mask=inside, other=0.0).to(tl.float32)
-            share = tl.sum(tl.where(patch == one, heavy, 0.0), axis=0) / total
-            mean += share * own
-            length += share * tl.sqrt(tl.sum(own * own, axis=0))
-            left = left & (patch != one)
-        found = mean * (length / tl.maximum(tl.sqrt(tl.sum(mean * mean, axis=0)), LEAST))
-        stands = tl.sum(many, axis=0)
-    else:  # itself, to the bit
-        alone = tl.where(row < prefix, row, prefix + tl.argmax(left.to(tl.int32), axis=0))
-        found = tl.load(x + alone * x_n, mask=inside, other=0.0).to(tl.float32)
-        stands = tl.load(size + alone).to(tl.float32)
+    if row < prefix:
+        found = tl.load(x + row * x_n + channel, mask=inside, other=0.0).to(tl.float32)
+        stands = tl.load(size + row).to(tl.float32)
+    else:
+        start = tl.load(begin + image * n + row - prefix)
+        end = tl.load(begin + image * n + row - prefix + 1, mask=row - prefix + 1 < n, other=t)
+        mean, length, total, stands = tl.zeros([WIDTH], tl.float32), 0.0, 0.0, 0.0
+        for at in range(start, end, SOME):
+            known = at + some < end
+            one = tl.load(member + image * t + at + some, mask=known, other=0)
+            heavy = tl.maximum(tl.load(weight + one, mask=known, other=0.0).to(tl.float32), LEAST)
+            heavy = tl.where(known, heavy, 0.0)
+            stands += tl.sum(tl.load(size + prefix + one, mask=known, other=0.0).to(tl.float32), axis=0)
+            own = tl.load(
+                x + (prefix + one)[:, None] * x_n + channel[None, :], mask=known[:, None] & inside[None, :], other=0.0
+            ).to(tl.float32)
+            total += tl.sum(heavy, axis=0)
+            mean += tl.sum(heavy[:, None] * own, axis=0)
+            length += tl.sum(heavy * tl.sqrt(tl.sum(own * own, axis=1)), axis=0)
+        if end - start > 1:
+            found = mean * (length / total / tl.maximum(tl.sqrt(tl.sum(mean * mean, axis=0)), LEAST * total))
+        else:  # itself, to the bit
+            alone = tl.load(member + image * t + start)
+            found = tl.load(x + (prefix + alone) * x_n + channel, mask=inside, other=0.0).to(tl.float32)
     kept = found.to(out.dtype.element_ty)
     tl.store(out + image * out_b + row * out_n + channel, kept, mask=inside)
     if NORM:
@@ -84,30 +112,39 @@ def _merge_place(
         scaled += tl.load(bias + channel, mask=inside, other=0.0).to(tl.float32)
         tl.store(normed + image * out_b + row * out_n + channel, scaled.to(out.dtype.element_ty), mask=inside)
     tl.store(grown + image * grown_b + row, stands.to(grown.dtype.element_ty))
+    store_size(log_size + (image * grown_b + row) * ROW, stands)
 
 
 def _merged(
-    x: Tensor, size: Tensor, weight: Tensor, place: Tensor, n: int, gain: Tensor | None, bias: Tensor | None, eps: float
+    x: Tensor, size: Tensor, weight: Tensor, root: Tensor, n: int, gain: Tensor | None, bias: Tensor | None, eps: float
 ) -> list[Tensor]:
     """Room for the results."""
-    out = x.new_empty(x.shape[0], x.shape[1] - place.shape[1] + n, x.shape[2])
-    return [out, size.new_empty(out.shape[:2]), *([] if gain is None else [torch.empty_like(out)])]
+    out = x.new_empty(x.shape[0], x.shape[1] - root.shape[1] + n, x.shape[2])
+    grown = size.new_empty(out.shape[:2])
+    return [out, grown, rows_of(grown, x), *([] if gain is None else [torch.empty_like(out)])]
 
 
 @operator("patchslim::merge_rows", _merged)
 def merge_rows(
-    x: Tensor, size: Tensor, weight: Tensor, place: Tensor, n: int, gain: Tensor | None, bias: Tensor | None, eps: float
+    x: Tensor, size: Tensor, weight: Tensor, root: Tensor, n: int, gain: Tensor | None, bias: Tensor | None, eps: float
 ) -> list[Tensor]:
-    """Tokens and their sizes after a merge: x (B, p + t, d), size (B or 1, p + t), weight (B or 1, t), place (B, t) →
-    (B, p + n, d), (B, p + n); and where gain and bias (d,) are given, the tokens after that LayerNorm."""
-    t, width = place.shape[1], x.shape[2]
-    out, grown, *normed = made = _merged(x, size, weight, place, n, gain, bias, eps)
-    _merge_place[(len(x), out.shape[1])](
-        x, size, weight, place, out, grown, gain, bias, *(normed or (None,)),
+    """Tokens and their sizes after a merge: x (B, p + t, d), size (B or 1, p + t), weight (B or 1, t), root (B, t) →
+    (B, p + n, d), (B, p + n), `size_rows` of these; and where gain and bias (d,) are given, the tokens after that
+    LayerNorm."""
+    batch, t = root.shape
+    width = x.shape[2]
+    out, grown, log_size, *normed = made = _merged(x, size, weight, root, n, gain, bias, eps)
+    member, begin = torch.empty_like(root), root.new_empty(batch, n)
+    side = FEW if few_rows(x) else SIDE
+    _list_members[(batch, triton.cdiv(t, side))](
+        root, member, begin, t, n, SIDE=side, COLUMNS=max(16, min(COLUMNS, triton.next_power_of_2(t))), num_warps=4
+    )
+    _merge_members[(batch, out.shape[1])](
+        x, size, weight, member, begin, out, grown, log_size, gain, bias, *(normed or (None,)),
         x.stride(0), x.stride(1), size.stride(0) if len(size) > 1 else 0, weight.stride(0) if len(weight) > 1 else 0,
-        place.stride(0), out.stride(0), out.stride(1), grown.stride(0), x.shape[1] - t, t, width, eps,
-        WIDTH=triton.next_power_of_2(width), PATCHES=triton.next_power_of_2(t), NORM=gain is not None,
-        num_warps=1 if width <= 512 else 2,
+        out.stride(0), out.stride(1), grown.stride(0), x.shape[1] - t, t, n, width, eps,
+        WIDTH=triton.next_power_of_2(width), SOME=SOME if width <= 256 else SOME // 2, NORM=gain is not None,
+        num_warps=1,
     )  # fmt: skip
     return made
 
@@ -124,11 +161,11 @@ def merge(
     weight = size[:, prefix:] if weight is None else weight
     if merge_kernel_for(x):
         layer = (norm.weight, norm.bias, norm.eps) if plain_norm(norm, x) else (None, None, 0.0)
-        rows, grown, *normed = merge_rows(x, size, weight, found.to, found.n, *layer)
-        return Merged(rows, grown, normed[0] if normed else None, found)
+        tokens, grown, log_size, *normed = merge_rows(x, size, weight, found.root, found.n, *layer)
+        return Merged(tokens, grown, log_size, normed[0] if normed else None, found)
     size, weight = size.expand(len(x), -1), weight.expand(len(x), -1).clamp_min(TINY)
-    rows, grown = unrounded(x.device, _merge, x, size, found, prefix, weight)
-    return Merged(rows, grown, None, found)
+    tokens, grown = unrounded(x.device, _merge, x, size, found, prefix, weight)
+    return Merged(tokens, grown, None, None, found)
 
 
 def merge_kernel_for(x: Tensor) -> bool:

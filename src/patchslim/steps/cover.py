@@ -9,7 +9,6 @@ from typing import Any, ClassVar, Literal
 from pydantic import Field
 
 from patchslim.hosts import HostInfo, Incoming
-from patchslim.kernels.match import all_into_first
 from patchslim.kernels.merge import merge
 from patchslim.steps.base import WIDEST, Choosing, averaging_macs, register_step
 from patchslim.steps.merge import Distant, distance_macs, told
@@ -48,6 +47,5 @@ class CoverRunner(Distant, runs=Cover):
 
     def reduce(self, state: Any, incoming: Incoming, block: Any) -> Tokens:
         """(B, p + t, …) → (B, p + n, …)."""
-        z, weight = self.features(state)
-        found = all_into_first(z, self.n)
+        found, weight = self.chosen(state, first=True)
         return merged_tokens(state, merge(state.x, state.size, found, self.prefix, weight, self.norm(block)))

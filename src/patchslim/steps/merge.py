@@ -11,7 +11,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from patchslim.hosts import HostInfo, Incoming
-from patchslim.kernels.match import match, unrounded, weigh
+from patchslim.kernels.match import Match, chosen, unrounded
 from patchslim.kernels.merge import merge
 from patchslim.steps.base import WIDEST, Choosing, Reducing, averaging_macs, register_step
 from patchslim.steps.reference import Choice, Seen, join_in_rounds
@@ -83,12 +83,12 @@ class Distant(Reducing):
         super().__init__(step, info, layer, entering)
         self.distance = make_distance(info.blocks[layer - 1].width, step.channels)
 
-    def features(self, state: Tokens) -> tuple[Tensor, Tensor]:
-        """Of the patches: features (B, t, c) and weights (B, t)."""
+    def chosen(self, state: Tokens, first: bool = False) -> tuple[Match, Tensor]:
+        """Which patches stay, `first` or any, and what all of them weigh (B, t)."""
         x = state.x.detach()  # nothing learns by a distance
-        z: Tensor = unrounded(x.device, self.distance, x)[:, self.prefix :]
+        z: Tensor = unrounded(x.device, self.distance, x)
         size = None if state.size is None else state.size[:, self.prefix :]
-        return z[..., :-1], weigh(z[..., -1], size)
+        return chosen(z[:, self.prefix :], size, self.n, first)
 
 
 class MergeRunner(Distant, runs=Merge):
@@ -100,8 +100,7 @@ class MergeRunner(Distant, runs=Merge):
 
     def reduce(self, state: Any, incoming: Incoming, block: Any) -> Tokens:
         """(B, p + t, …) → (B, p + n, …)."""
-        z, weight = self.features(state)
-        found = match(z, weight, self.n)
+        found, weight = self.chosen(state)
         if self.drop:
             return pick(state, found.keep, self.prefix)
         return merged_tokens(state, merge(state.x, state.size, found, self.prefix, weight, self.norm(block)))

@@ -3,11 +3,12 @@
 import math
 from typing import Any, Literal
 
+import torch
 from pydantic import Field
 from torch import Tensor
 
 from patchslim.hosts import HostInfo, Incoming
-from patchslim.kernels.match import TINY, match, unit_keys
+from patchslim.kernels.match import TINY, chosen, unit_keys
 from patchslim.kernels.merge import merge
 from patchslim.steps.base import WIDEST, Choosing, Reducing, averaging_macs, class_attention_macs, register_step
 from patchslim.steps.reference import Choice, Seen, join_in_rounds
@@ -81,15 +82,16 @@ class PredictRunner(Reducing, runs=Predict):
             # Not a sort: compilers make a kernel for every length of one, and that takes them minutes.
             return pick(state, score.topk(self.n, dim=1).indices, self.prefix)
         importance = self.class_attention(state, incoming, block)
-        found = match(unit_keys(incoming.k, self.prefix), matter(score, importance), self.n)
+        keys, matters = unit_keys(incoming.k, self.prefix), log_matter(score, importance)
+        found, _ = chosen(torch.cat([keys, matters[..., None].to(keys)], dim=2), None, self.n)
         return merged_tokens(state, merge(state.x, state.size, found, self.prefix, importance, self.norm(block)))
 
 
-def matter(score: Tensor, importance: Tensor | None) -> Tensor:
-    """How much patches matter, the most being 1: by G's word and, where a class token is read, by its attention, in
-    equal parts. G saw the whole network's answer; attention sees this image as it is by now: (B, t), (B, t) → (B, t).
-    """
+def log_matter(score: Tensor, importance: Tensor | None) -> Tensor:
+    """The logarithm of how much patches matter, 0 for the most: by G's word and, where a class token is read, by its
+    attention, in equal parts. G saw the whole network's answer; attention sees this image as it is by now: (B, t),
+    (B, t) → (B, t)."""
     share = score.log_softmax(dim=1)
     if importance is not None:
         share = (share + importance.float().clamp_min(TINY).log()) / 2
-    return (share - share.amax(dim=1, keepdim=True)).exp()
+    return share - share.amax(dim=1, keepdim=True)

@@ -24,7 +24,8 @@ class Tokens(NamedTuple):
     size: Tensor | None = None  # (B or 1, p + n): input patches that each token stands for; None: one each
     owner: Tensor | None = None  # (B, N): which of the n patch tokens stands for each input patch, or NOBODY
     place: Tensor | None = None  # (B, n): the input patch at which each patch token sits
-    normed: Tensor | None = None  # (B, p + n, d): LN1 of x in this block, where it came for nothing
+    log_size: Tensor | None = None  # (B, p + n, 16): what attention reads of the sizes, where it came for nothing
+    normed: Tensor | None = None  # (B, p + n, d): LN1 of x in this block, likewise
 
     @classmethod
     def __torch_function__(cls, *args: Any, **options: Any) -> NoReturn:
@@ -39,7 +40,7 @@ class Tokens(NamedTuple):
 
     def mix(self, kept: "Tokens") -> Mix:
         """Attention of some kept tokens to these: a token that stands for s patches counts s times."""
-        return plain if self.size is None else sized(self.size)
+        return plain if self.size is None else sized(self.size, self.log_size)
 
     def counts(self, prefix: int) -> list[int]:
         """Patch tokens of each image."""
@@ -98,6 +99,6 @@ def first(tokens: Tokens, n: int, prefix: int) -> Tokens:
 def merged_tokens(tokens: Tokens, merged: Merged) -> Tokens:
     """Tokens after a merge; what they stand for is worked out only where it is tracked."""
     if tokens.owner is None:
-        return Tokens(merged.x, merged.size, normed=merged.normed)
+        return Tokens(merged.x, merged.size, log_size=merged.log_size, normed=merged.normed)
     place = None if tokens.place is None else take(tokens.place, merged.found.keep)
-    return Tokens(merged.x, merged.size, moved(tokens.owner, merged.found.to), place, merged.normed)
+    return Tokens(merged.x, merged.size, moved(tokens.owner, merged.found.to), place, merged.log_size, merged.normed)
