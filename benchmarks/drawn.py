@@ -1,6 +1,7 @@
 """Plans drawn instead of searched for, where only speed counts: time does not depend on which patches leave.
 
-Counts follow the shape of plans that were searched for, by method and number of merging blocks, stretched to the ratio.
+Counts follow the shape of plans that were searched for, by method and number of merging blocks, stretched to the ratio:
+the fewer MACs, the earlier patches leave, and the more of them.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ from patchslim.plan import SlimPlan, make_plan
 from patchslim.search import Target
 from patchslim.slimmed import assembled_
 
-# Shares of the patches that each of twelve blocks computes, in DeiT-Ti plans at 0.55 of the MACs.
+USUAL = 0.55  # of the MACs
+# Shares of the patches that each of twelve blocks computes, in DeiT-Ti plans at that ratio.
 STATIC = (0.72, 0.72, 0.71, 0.65, 0.59, 0.57, 0.56, 0.54, 0.54, 0.54, 0.48)
 JOINING = (1.0, 1.0, 1.0, 0.78, 0.67, 0.51, 0.36, 0.36, 0.30, 0.23, 0.21)  # others join those that stay
 EVERY = (1.0, 0.93, 0.93, 0.83, 0.72, 0.56, 0.37, 0.31, 0.27, 0.23, 0.23)  # each image's own, in nine blocks
@@ -48,7 +50,9 @@ def counts_at(
     info: HostInfo, shape: Sequence[float], macs: Callable[[list[int]], int], ratio: float, halves: bool = False
 ) -> list[int]:
     """Patches per block within a MAC ratio: the shape's removals, stretched; with `halves`, no block loses more."""
-    gone = [1 - shape[round(block * (len(shape) - 1) / max(1, info.depth - 2))] for block in range(info.depth - 1)]
+    last = len(shape) - 1
+    pace = last / max(1, info.depth - 2) * USUAL / ratio
+    gone = [1 - shape[min(last, round(block * pace))] for block in range(info.depth - 1)]
 
     def counts(stretch: float) -> list[int]:
         left = [info.patches]

@@ -36,7 +36,7 @@ SMALL_CASES: list[Case] = [
     *((name, 0, size, PROMISED, False, True) for name in (SMALL, BASE) for size in (256, 1)),
 ]
 LARGE_CASES: list[Case] = [
-    (DINO_LARGE, 518, 16, PROMISED, False, False),
+    (DINO_LARGE, 518, 32, PROMISED, False, False),
     (LARGE, 0, 128, PROMISED, False, False),
     (DINO, 518, 32, PROMISED, True, True),
     (DINO, 518, 1, PROMISED, False, True),
@@ -78,7 +78,7 @@ def timings(
     seconds: float,
     limit: float,
     out: Path,
-    ours: str = OURS,
+    ours: str | None = None,
     *more: str,
 ) -> list[Part]:
     """What is timed: models are compiled side by side, and then wait for their turn."""
@@ -88,7 +88,7 @@ def timings(
         words += ["--mode", MODES if device == "cuda" else "auto", "--seconds", str(seconds), "--out", str(out)]
         words += ["--patience", str(PATIENCE * limit), *(("--img-size", str(side)) if side else ()), *more]
         name = f"{model}-{side or 'own'}-{size}-{ratio}"
-        for kind, methods in (("ours", ours), ("others", OTHERS if others else "")):
+        for kind, methods in (("ours", ours or OURS), ("others", OTHERS if others else "")):
             if methods:
                 timing = benchmark("speed", *words, "--methods", methods)
                 found.append(Part(f"{name}-{kind}", timing, limit, True, READY * limit))
@@ -115,13 +115,12 @@ def accuracy(
 ) -> None:
     """Searches of all methods at three ratios side by side, their top-1, and what recoveries give back."""
     given = ["--checkpoint", str(checkpoint), "--model", model, "--data", data, "--val", val, "--device", device]
-    given += ["--out", str(out), *(("--unseen", unseen) if unseen else ()), "--images", str(images)]
+    given += ["--out", str(out), *(("--unseen", unseen) if unseen else ())]
     recovery = ["--recover", str(recover), *(("--train", train) if train else ())] if recover else []
 
-    def part(methods: str, ratio: float, *more: str) -> Part:
-        name = f"accuracy-{methods.replace(',', '-') or 'tome'}-{ratio}{'-large' if '--img-size' in more else ''}"
-        words = benchmark("accuracy", *given, "--methods", methods, "--target-macs", str(ratio), *more)
-        return Part(name, words, limit)
+    def part(methods: str, ratio: float, *more: str, count: int = images, kind: str = "") -> Part:
+        words = [*given, "--methods", methods, "--target-macs", str(ratio), "--images", str(count), *more]
+        return Part(f"accuracy-{methods.replace(',', '-')}-{ratio}{kind}", benchmark("accuracy", *words), limit)
 
     recovered = {("merge", 0.4), ("merge", 0.55), ("cover", 0.55)}
     parts = [
@@ -131,7 +130,9 @@ def accuracy(
     ]
     theirs = ["--tome", str(tome)] if tome is not None else []
     parts += [part(PEERS, ratio, *theirs) for ratio in RATIOS]
-    parts += [part("merge", 0.4, "--img-size", str(side))] if side else []
+    if side:  # as many patches to look at, of fewer images
+        count = images * 224**2 // side**2
+        parts.append(part("merge", 0.4, "--img-size", str(side), count=count, kind="-large"))
     run(parts, out / "logs")
 
 
