@@ -159,7 +159,8 @@ def readme_table(rows: Sequence[Row], model: str, ratio: float) -> str:
     Columns of which nothing was measured go.
     """
     own = [row for row in rows if row.model == model and row.target_macs in (None, ratio) and row.reason is None]
-    accuracies = [row for row in own if row.question == "accuracy"]
+    accuracies = [row for row in own if row.question == "accuracy" and row.image_size in (None, 224)]
+    accuracies.sort(key=lambda row: row.images or 0)  # what was chosen by the most images counts
     # They are compared on one device: that of most rows.
     devices = Counter(row.device for row in accuracies).most_common(1)
     accuracies = [row for row in accuracies if row.device == devices[0][0]]
@@ -184,7 +185,7 @@ def readme_table(rows: Sequence[Row], model: str, ratio: float) -> str:
 
     def recovered(row: Row) -> str:
         alike = (one for one in accuracies if (one.method, one.settings) == (row.method, row.settings))
-        found = max(alike, key=lambda one: one.recovery_epochs or 0)
+        found = max(alike, key=lambda one: (one.recovery_epochs or 0, one.images or 0))
         return interval("top1")(found) if found.recovery_epochs else EMPTY
 
     def minutes(row: Row) -> str:
