@@ -83,7 +83,7 @@ def speed(
     models, heads = contenders(host, info)
     for chosen in read_methods(methods) if methods else ():
         try:
-            counts = searched_counts(read_rows(out), model, chosen, target_macs) if searched else None
+            counts = searched_counts(read_rows(out), model, info, chosen, target_macs) if searched else None
             models[str(chosen)] = drawn_model(host, chosen, target_macs, counts)
             heads[str(chosen)] = about_model(models[str(chosen)], chosen, target_macs, info)
         except PatchslimError as error:
@@ -185,11 +185,14 @@ def timed(
         )
 
 
-def searched_counts(rows: Iterable[Row], model: str, chosen: Chosen, ratio: float) -> Sequence[int] | None:
-    """Patches per block that a search of `accuracy` found for the same method, model and ratio."""
+def searched_counts(
+    rows: Iterable[Row], model: str, info: HostInfo, chosen: Chosen, ratio: float
+) -> Sequence[int] | None:
+    """Patches per block that a search of `accuracy` found for the same method, model, image size and ratio."""
     wanted = ("accuracy", model, chosen.name, chosen.settings, ratio)
     alike = [row for row in rows if (row.question, row.model, row.method, row.settings, row.target_macs) == wanted]
-    return alike[-1].patches_per_block if alike else None
+    sized = [row for row in alike if row.image_size == info.image_size[0]]
+    return sized[-1].patches_per_block if sized else None
 
 
 def about_model(slim: nn.Module, chosen: Chosen, ratio: float, info: HostInfo) -> dict[str, Any]:
