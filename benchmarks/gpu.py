@@ -20,6 +20,7 @@ from benchmarks.inputs import BASE, DINO, DINO_LARGE, LARGE, MODEL, PROMISED, SM
 from benchmarks.parts import Part, benchmark, run
 from benchmarks.peers.code import ToMeCode
 from benchmarks.rows import RESULTS
+from patchslim.errors import PatchslimError
 
 RATIOS = (0.7, 0.55, 0.4)  # at which accuracy is told
 OURS, OTHERS, PEERS = "merge,cover,drop", "merge:blocks=2,tome", "tome,evit"
@@ -46,29 +47,54 @@ LARGE_CASES: list[Case] = [
 Device = Annotated[str, typer.Option("--device")]
 Span = Annotated[float, typer.Option("--seconds", help="Of timing, for each model and mode.")]
 Limit = Annotated[float, typer.Option("--limit", help="Seconds that the whole command may take.")]
+Only = Annotated[str, typer.Option("--only", metavar="A[,B…]", help="Parts whose names hold one of these [all].")]
 
 
 def small(
-    tome: ToMeCode = None, device: Device = "cuda", seconds: Span = 0.5, limit: Limit = 530, out: Out = RESULTS
+    tome: ToMeCode = None,
+    device: Device = "cuda",
+    seconds: Span = 0.5,
+    limit: Limit = 530,
+    only: Only = "",
+    out: Out = RESULTS,
 ) -> None:
     """The speed of DeiT-Ti, S and B, at batch 1 and 256."""
-    run(timings(SMALL_CASES, tome, device, seconds, limit, out), out / "logs")
+    run_some(timings(SMALL_CASES, tome, device, seconds, limit, out), only, out)
 
 
 def large(
-    tome: ToMeCode = None, device: Device = "cuda", seconds: Span = 0.5, limit: Limit = 530, out: Out = RESULTS
+    tome: ToMeCode = None,
+    device: Device = "cuda",
+    seconds: Span = 0.5,
+    limit: Limit = 530,
+    only: Only = "",
+    out: Out = RESULTS,
 ) -> None:
     """The speed of ViT-L and of images of 448 and 518 pixels; kernels against the tensor functions that they equal."""
     kernels = Part("kernels", [sys.executable, *KERNELS], READY * limit)
-    run([kernels, *timings(LARGE_CASES, tome, device, seconds, limit, out)], out / "logs")
+    run_some([kernels, *timings(LARGE_CASES, tome, device, seconds, limit, out)], only, out)
 
 
 def picture(
-    tome: ToMeCode = None, device: Device = "cuda", seconds: Span = 0.5, limit: Limit = 530, out: Out = RESULTS
+    tome: ToMeCode = None,
+    device: Device = "cuda",
+    seconds: Span = 0.5,
+    limit: Limit = 530,
+    only: Only = "",
+    out: Out = RESULTS,
 ) -> None:
     """The speed of DeiT-Ti by all methods at three ratios; with the counts that `gpu accuracy` found, if it has run."""
     cases: list[Case] = [(MODEL, 0, size, ratio, False, True) for size in (256, 1) for ratio in RATIOS]
-    run(timings(cases, tome, device, seconds, limit, out, f"{OURS},{PEERS}", "--searched"), out / "logs")
+    run_some(timings(cases, tome, device, seconds, limit, out, f"{OURS},{PEERS}", "--searched"), only, out)
+
+
+def run_some(parts: Sequence[Part], only: str, out: Path, together: bool = True) -> None:
+    """Run the parts whose names hold one of some words, at once or one after the other."""
+    found = [part for part in parts if any(word in part.name for word in only.split(","))]
+    if not found:
+        raise PatchslimError(f"No part's name holds {only!r}; they are {', '.join(part.name for part in parts)}.")
+    for some in [found] if together else [[part] for part in found]:
+        run(some, out / "logs")
 
 
 def timings(
@@ -111,6 +137,7 @@ def accuracy(
     tome: ToMeCode = None,
     device: Device = "cuda",
     limit: Limit = 530,
+    only: Only = "",
     out: Out = RESULTS,
 ) -> None:
     """Searches of all methods at three ratios side by side, their top-1, and what recoveries give back."""
@@ -133,7 +160,7 @@ def accuracy(
     if side:  # as many patches to look at, of fewer images
         count = images * 224**2 // side**2
         parts.append(part("merge", 0.4, "--img-size", str(side), count=count, kind="-large"))
-    run(parts, out / "logs")
+    run_some(parts, only, out)
 
 
 def asked(
@@ -147,11 +174,13 @@ def asked(
     ] = "graph",
     device: Device = "cuda",
     limit: Limit = 530,
+    only: Only = "",
     out: Out = RESULTS,
 ) -> None:
     """What comes of asking for a speed-up at batch 1 and 256, one search after the other; a training step's speed."""
     where = ["--model", model, "--device", device, "--out", str(out)]
     words = [*where, "--checkpoint", str(checkpoint), "--data", data, "--images", str(images), "--mode", mode]
     words += ["--methods", OURS, "--batch-sizes", "1,256", "--target-speedup", str(target)]
-    run([Part("training", benchmark("training-speed", *where), limit / 4)], out / "logs")
-    run([Part("asked", benchmark("speedup", *words), 3 * limit / 4)], out / "logs")
+    training = Part("training", benchmark("training-speed", *where), limit / 4)
+    # Nothing may run beside what times by itself.
+    run_some([training, Part("asked", benchmark("speedup", *words), 3 * limit / 4)], only, out, together=False)

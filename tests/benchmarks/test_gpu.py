@@ -18,6 +18,7 @@ from benchmarks import gpu
 from benchmarks.parts import Part, run
 from benchmarks.rows import read_rows
 from benchmarks.speed import made_ready, mark_of
+from patchslim.errors import PatchslimError
 from patchslim.timing import Contest
 
 ROOT = Path(__file__).parents[2]
@@ -128,6 +129,12 @@ def test_every_part_is_a_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         tome = [] if words[0] == "asked" else ["--tome", "t"]
         assert CliRunner().invoke(runner.app, ["gpu", *words, *tome], catch_exceptions=False).exit_code == 0
     assert len({part.name for part in every}) == len(every)
+    before = len(every)
+    CliRunner().invoke(runner.app, ["gpu", "small", "--tome", "t", "--only", "base,-1-"], catch_exceptions=False)
+    assert before < len(every) < 1.5 * before
+    del every[before:]
+    with pytest.raises(PatchslimError, match=r"No part's name holds 'ours-x'; they are deit_tiny"):
+        CliRunner().invoke(runner.app, ["gpu", "small", "--only", "ours-x"], catch_exceptions=False)
     timings = [part for part in every if part.times]
     assert len(timings) >= 30
     for part in every:
