@@ -6,17 +6,16 @@ import sys
 
 import typer
 
-from benchmarks import ablations, accuracy, gpu, models, search, speed, table
+from benchmarks import ablations, accuracy, gpu, models, search, speed, speedup, table, targets, training_speed
 from benchmarks.export import accuracy as export_accuracy
 from benchmarks.export import parity as export_parity
 from benchmarks.export import speed as export_speed
 from benchmarks.export import torchao
-from benchmarks.figures import house, methods
+from benchmarks.figures import house, methods, throughput
 from benchmarks.paper import commands
-from benchmarks.paper.figures import command
+from benchmarks.paper.figures import command as paper_figures
 from benchmarks.paper.published import TABLES
 from benchmarks.peers import parity as peers_parity
-from benchmarks.peers import speed as peers_speed
 from benchmarks.reliability import command as reliability
 from benchmarks.train import digits, small
 from patchslim.errors import PatchslimError
@@ -34,26 +33,36 @@ app.command("accuracy")(accuracy.accuracy)
 app.command("speed")(speed.speed)
 app.command("search")(search.search)
 app.command("ablations")(ablations.ablations)
-app.command("gpu")(gpu.gpu)
+app.command("speedup")(speedup.speedup)
+app.command("training-speed")(training_speed.training_speed)
+table.PAGES["targets"] = targets.targets
 app.command("table")(table.table)
 app.command("models")(models.models)
 app.command("reliability")(reliability.reliability)
 
+on_gpu = app_of("All that has to be seen on a GPU, in commands of at most nine minutes each.")
+on_gpu.command("small")(gpu.small)
+on_gpu.command("large")(gpu.large)
+on_gpu.command("accuracy")(gpu.accuracy)
+on_gpu.command("picture")(gpu.picture)
+on_gpu.command("asked")(gpu.asked)
+app.add_typer(on_gpu, name="gpu")
+
 figures = app_of("Draw the pictures of the README and of docs/architecture.md.")
 figures.command("house")(house.house)
 figures.command("methods")(methods.methods)
+figures.command("throughput")(throughput.throughput)
 app.add_typer(figures, name="figures")
 
 paper = app_of("The paper's tables, throughput and figures, measured and published side by side.")
 for name in TABLES:
     paper.command(name)(commands.tables)
 paper.command("throughput")(commands.throughput)
-paper.command("figures")(command.figures)
+paper.command("figures")(paper_figures.figures)
 app.add_typer(paper, name="paper")
 
 others = app_of("ToMe's and EViT's own code beside ours.")
 others.command("parity")(peers_parity.parity)
-others.command("speed")(peers_speed.speed)
 app.add_typer(others, name="peers")
 
 files = app_of("Files that `patchslim export` writes, and layers that torchao quantises.")

@@ -29,6 +29,7 @@ from benchmarks.inputs import (
     scored,
     training_images,
 )
+from benchmarks.peers.code import EViTCode, ToMeCode, published
 from benchmarks.rows import RESULTS, Row, about, keep
 from patchslim.cache import Cache
 from patchslim.data import ImageSource, TensorImages
@@ -36,7 +37,7 @@ from patchslim.data.views import seeded
 from patchslim.errors import DataError
 from patchslim.evidence.features import Features
 from patchslim.evidence.network import relative_error
-from patchslim.hosts import HostInfo, inspect, open_host, open_slim
+from patchslim.hosts import HostInfo, open_host, open_slim
 from patchslim.macs import count_macs, host_macs
 from patchslim.measure.accuracy import ranks_of
 from patchslim.methods import Fitted, Task, fit, model_of
@@ -56,6 +57,8 @@ def accuracy(
     checkpoint: Weights,
     model: ModelName = MODEL,
     methods: Methods = USUAL,
+    tome: ToMeCode = None,
+    evit: EViTCode = None,
     target_macs: Macs = 0.55,
     images: Annotated[int, typer.Option("--images", help="To choose by.")] = 256,
     seed: int = 0,
@@ -71,12 +74,15 @@ def accuracy(
     out: Out = RESULTS,
 ) -> None:
     """Slim by each method, and measure top-1 on --val and the error on training images that were not chosen by."""
-    wanted = read_methods(methods)
-    host, _, place = network(model, checkpoint, img_size, device)
+    wanted = read_methods(methods) if methods else []
+    host, info, place = network(model, checkpoint, img_size, device)
     chosen, others = split(data, unseen, host, images, seed)
     case = Case(host, in_memory(val, host, limit, split="test"), others)
-    head = about(place) | {"question": "accuracy", "model": model, "seed": seed, "images": images}
-    keep([Row(**head, method="host", macs=host_macs(inspect(host)), **case.score(host))], out)
+    head = about(place) | {"question": "accuracy", "model": model, "image_size": info.image_size[0], "seed": seed}
+    head |= {"images": images}
+    keep([Row(**head, method="host", macs=host_macs(info), **case.score(host))], out)
+    for theirs, known in published(host, info, target_macs, tome, evit):
+        keep([Row(**head, **known, **case.score(theirs, error=False))], out)
     for one in wanted:
         head |= {"method": one.name, "settings": one.settings, "target_macs": target_macs}
         # A task of its own for each: what one found out is neither true of another nor part of its time.
@@ -93,7 +99,7 @@ def accuracy(
             continue
         seconds = round(time.monotonic() - start, 1)
         slim = model_of(found, host)
-        row = Row(**head, **facts(slim, found, seconds, inspect(host)), **case.score(slim))
+        row = Row(**head, **facts(slim, found, seconds, info), **case.score(slim))
         keep([row], out)
         say(f"{one} at {target_macs:g}: {row.top1:.2f} %, {row.lost:+.2f} lost, error {row.error}, {seconds} s")
         if recover_epochs:
@@ -140,14 +146,15 @@ class Case:
     unseen: ImageSource
     base: torch.Tensor | None = None  # which images the host gets right
 
-    def score(self, model: nn.Module) -> dict[str, Any]:
-        """Top-1 and top-5 with intervals, what is lost against the host, and the error."""
+    def score(self, model: nn.Module, error: bool = True) -> dict[str, Any]:
+        """Top-1 and top-5 with intervals, what is lost against the host, and, where asked for, the error."""
         (found,) = ranks_of([model], [self.val], BATCH)
         score = scored(found.hits, self.base) | {"top5": float((found.ranks < 5).double().mean() * 100)}
         if self.base is None:
             self.base = found.hits
-            return score
-        return score | {"error": error_of(model, self.host, self.unseen), "error_images": len(self.unseen)}
+        elif error:
+            score |= {"error": error_of(model, self.host, self.unseen), "error_images": len(self.unseen)}
+        return score
 
 
 @torch.no_grad()

@@ -1,6 +1,7 @@
 """Plans drawn instead of searched for, where only speed counts: time does not depend on which patches leave.
 
-Counts follow the shape of plans that were searched for, by method and number of merging blocks, stretched to the ratio.
+Counts follow the shape of plans that were searched for, by method and number of merging blocks, stretched to the ratio:
+the fewer MACs, the earlier patches leave, and the more of them.
 """
 
 from __future__ import annotations
@@ -21,32 +22,42 @@ from patchslim.plan import SlimPlan, make_plan
 from patchslim.search import Target
 from patchslim.slimmed import assembled_
 
-# Shares of the patches that each of twelve blocks computes, in DeiT-Ti plans at 0.55 of the MACs.
+USUAL = 0.55  # of the MACs
+# Shares of the patches that each of twelve blocks computes, in DeiT-Ti plans at that ratio.
 STATIC = (0.72, 0.72, 0.71, 0.65, 0.59, 0.57, 0.56, 0.54, 0.54, 0.54, 0.48)
 JOINING = (1.0, 1.0, 1.0, 0.78, 0.67, 0.51, 0.36, 0.36, 0.30, 0.23, 0.21)  # others join those that stay
 EVERY = (1.0, 0.93, 0.93, 0.83, 0.72, 0.56, 0.37, 0.31, 0.27, 0.23, 0.23)  # each image's own, in nine blocks
-THREE = (1.0, 1.0, 1.0, 0.65, 0.65, 0.65, 0.42, 0.42, 0.42, 0.27, 0.27)  # in three
+FEW = {  # others join, in so many blocks
+    1: (1.0,) * 4 + (0.41,) * 7,
+    2: (1.0,) * 4 + (0.50,) * 3 + (0.25,) * 4,
+    3: (1.0,) * 4 + (0.556,) * 2 + (0.372,) + (0.230,) * 4,
+    4: (1.0,) * 4 + (0.60, 0.51, 0.36, 0.36) + (0.21,) * 3,
+}
 FLAT = (0.5,) * 11  # the same in every block
 HALVINGS = 40
 IMAGES = 4  # of nothing, for methods that learn: after so many steps no two of VTP's gates are alike
 
 
-def shape_of(chosen: Chosen) -> Sequence[float]:
-    """How patches leave in plans of a method."""
+def shape_of(chosen: Chosen, halves: bool = False) -> Sequence[float]:
+    """How patches leave in plans of a method; where a block loses at most half, few blocks don't lose enough."""
     few = getattr(chosen.method, "blocks", None)
-    if few is not None and few <= 3:
-        return THREE
+    if few in FEW and not halves:
+        return FEW[few]
     return {"merge": EVERY, "predict": EVERY, "cover": JOINING, "uniform": FLAT}.get(chosen.name, STATIC)
 
 
-def counts_at(info: HostInfo, shape: Sequence[float], macs: Callable[[list[int]], int], ratio: float) -> list[int]:
-    """Patches per block within a MAC ratio: the shape's removals, stretched. No block loses more than half."""
-    gone = [1 - shape[round(block * (len(shape) - 1) / max(1, info.depth - 2))] for block in range(info.depth - 1)]
+def counts_at(
+    info: HostInfo, shape: Sequence[float], macs: Callable[[list[int]], int], ratio: float, halves: bool = False
+) -> list[int]:
+    """Patches per block within a MAC ratio: the shape's removals, stretched; with `halves`, no block loses more."""
+    last = len(shape) - 1
+    pace = last / max(1, info.depth - 2) * USUAL / ratio
+    gone = [1 - shape[min(last, round(block * pace))] for block in range(info.depth - 1)]
 
     def counts(stretch: float) -> list[int]:
         left = [info.patches]
         for share in gone:
-            least = max(1, (left[-1] + 1) // 2)
+            least = max(1, (left[-1] + 1) // 2) if halves else 1
             left.append(max(least, min(left[-1], round(info.patches * (1 - stretch * share)))))
         return [*left[1:], left[-1] if info.reads_patches else 0]
 
@@ -65,7 +76,9 @@ def drawn_plan(info: HostInfo, chosen: Chosen, ratio: float, counts: Sequence[in
     def macs(own: list[int]) -> int:
         return plan_macs(info, sketch(info, chosen.method, own))
 
-    return sketch(info, chosen.method, counts or counts_at(info, shape_of(chosen), macs, ratio))
+    draft = chosen.method.draft(info) if hasattr(chosen.method, "draft") else None
+    halves = draft is not None and draft.halves  # pairs take no more
+    return sketch(info, chosen.method, counts or counts_at(info, shape_of(chosen, halves), macs, ratio, halves))
 
 
 def sketch(info: HostInfo, method: Any, counts: Sequence[int]) -> SlimPlan:

@@ -25,7 +25,10 @@ Z = 1.959963984540054  # of a 95 % interval
 # What a method may fail with on one model or ratio; the other rows go on.
 OWN_FAULT = (BudgetError, MethodError, PlanError, RecoverError, UnsupportedModel)
 
-MODEL = "deit_tiny_patch16_224"
+MODEL, SMALL, BASE = "deit_tiny_patch16_224", "deit_small_patch16_224", "deit_base_patch16_224"
+LARGE = "vit_large_patch16_224"
+DINO, DINO_LARGE = "vit_small_patch14_dinov2.lvd142m", "vit_large_patch14_dinov2.lvd142m"  # at 518 pixels
+PROMISED = 0.57  # of the MACs, at which speed is told
 ModelName = Annotated[str, typer.Option("--model", help="A timm name, a Hugging Face folder, or hf:NAME.")]
 Weights = Annotated[Path | None, typer.Option("--checkpoint", help="The model's weights; without them random ones.")]
 Methods = Annotated[

@@ -15,6 +15,8 @@ from patchslim.errors import PatchslimError
 
 EMPTY = "–"
 Column = Callable[[Row], str]
+Page = Callable[[Sequence[Row]], str]
+PAGES: dict[str, Page] = {}  # tables that are not one row of results/ a line
 
 
 def number(name: str, how: str) -> Column:
@@ -99,13 +101,18 @@ COLUMNS: dict[str, dict[str, Column]] = {
 
 
 def markdown(columns: dict[str, Column], rows: Sequence[Row]) -> str:
-    """A table."""
-    lines = [list(columns), ["---"] * len(columns), *([show(row) for show in columns.values()] for row in rows)]
-    return "\n".join("| " + " | ".join(words) + " |" for words in lines)
+    """A table of rows."""
+    return markdown_lines([list(columns), *([show(row) for show in columns.values()] for row in rows)])
+
+
+def markdown_lines(lines: Sequence[Sequence[str]]) -> str:
+    """A table whose first line is its head."""
+    head, *rest = lines
+    return "\n".join("| " + " | ".join(words) + " |" for words in (head, ["---"] * len(head), *rest))
 
 
 def table(
-    question: Annotated[str, typer.Argument(help=f"{', '.join(COLUMNS)}, or readme.")],
+    question: Annotated[str, typer.Argument(help=f"{', '.join(COLUMNS)}, targets, or readme.")],
     model: Annotated[str | None, typer.Option("--model")] = None,
     target_macs: Annotated[float | None, typer.Option("--target-macs")] = None,
     folder: Out = RESULTS,
@@ -114,8 +121,12 @@ def table(
     if question == "readme":
         print(readme_table(list(read_rows(folder)), model or MODEL, target_macs or 0.55))
         return
+    if question in PAGES:
+        print(PAGES[question](list(read_rows(folder))))
+        return
     if question not in COLUMNS:
-        raise PatchslimError(f"There is no question {question!r}; choose from {', '.join(COLUMNS)} or readme.")
+        known = ", ".join([*COLUMNS, *PAGES])
+        raise PatchslimError(f"There is no question {question!r}; choose from {known} or readme.")
     rows = [row for row in read_rows(folder) if row.question == question and model in (None, row.model)]
     rows = [row for row in rows if target_macs in (None, row.target_macs) or row.method == "host"]
     print(pages(question, rows))
@@ -131,11 +142,15 @@ def pages(question: str, rows: Sequence[Row]) -> str:
     for model, device, threads in dict.fromkeys(map(key, rows)):
         own = [row for row in rows if key(row) == (model, device, threads)]
         where = device if threads is None else f"{device}, {threads} threads"
-        notes = [f"- {method_of(row)} at {row.target_macs:g}: {row.reason}" for row in own if row.reason]
+        notes = [f"- {method_of(row)}{_asked_of(row)}: {row.reason}" for row in own if row.reason]
         notes += dict.fromkeys(f"- {row.model}: {row.note}" for row in own if row.note)
         shown = markdown(columns, [row for row in own if not row.reason])
         found.append("\n".join([where if model is None else f"{model} on {where}", "", shown, "", *notes]))
     return "\n".join(found)
+
+
+def _asked_of(row: Row) -> str:
+    return "" if row.target_macs is None else f" at {row.target_macs:g}"
 
 
 def readme_table(rows: Sequence[Row], model: str, ratio: float) -> str:
@@ -144,7 +159,8 @@ def readme_table(rows: Sequence[Row], model: str, ratio: float) -> str:
     Columns of which nothing was measured go.
     """
     own = [row for row in rows if row.model == model and row.target_macs in (None, ratio) and row.reason is None]
-    accuracies = [row for row in own if row.question == "accuracy"]
+    accuracies = [row for row in own if row.question == "accuracy" and row.image_size in (None, 224)]
+    accuracies.sort(key=lambda row: row.images or 0)  # what was chosen by the most images counts
     # They are compared on one device: that of most rows.
     devices = Counter(row.device for row in accuracies).most_common(1)
     accuracies = [row for row in accuracies if row.device == devices[0][0]]
@@ -169,7 +185,7 @@ def readme_table(rows: Sequence[Row], model: str, ratio: float) -> str:
 
     def recovered(row: Row) -> str:
         alike = (one for one in accuracies if (one.method, one.settings) == (row.method, row.settings))
-        found = max(alike, key=lambda one: one.recovery_epochs or 0)
+        found = max(alike, key=lambda one: (one.recovery_epochs or 0, one.images or 0))
         return interval("top1")(found) if found.recovery_epochs else EMPTY
 
     def minutes(row: Row) -> str:

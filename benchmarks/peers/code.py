@@ -13,22 +13,60 @@ import copy
 import importlib
 import sys
 import types
+from bisect import bisect_left
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
 import timm.layers
 import timm.models
+import torch
 import typer
 from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
 
 from patchslim.errors import PatchslimError
-from patchslim.hosts import inspect
+from patchslim.hosts import HostInfo, inspect
+from patchslim.macs import host_macs
 
 ToMeCode = Annotated[Path | None, typer.Option("--tome", help="A checkout of facebookresearch/ToMe.")]
 EViTCode = Annotated[Path | None, typer.Option("--evit", help="A checkout of youweiliang/evit.")]
+OWN = "{} as published"  # a row's method
 
 
-def their_tome(checkout: Path, model: nn.Module, r: int) -> nn.Module:
+def published(
+    host: nn.Module, info: HostInfo, ratio: float, tome: Path | None, evit: Path | None
+) -> Iterator[tuple[nn.Module, dict[str, Any]]]:
+    """The authors' models with the most MACs within a ratio, each with what a row says of it."""
+    for name, checkout, settings, make in (
+        ("EViT", evit, range(99, 0, -1), lambda own: their_evit(evit, host, own / 100)),
+        ("ToMe", tome, range(1, info.patches), lambda own: their_tome(tome, host, own)),
+    ):
+        if checkout is None:
+            continue
+        model = most_within(make, settings, info, ratio * host_macs(info))
+        macs = counted(model, info)
+        known: dict[str, Any] = {"method": OWN.format(name), "target_macs": ratio}
+        yield model, known | {"macs": macs, "macs_ratio": macs / host_macs(info)}
+
+
+def most_within(make: Callable[[int], nn.Module], settings: Sequence[int], info: HostInfo, budget: float) -> nn.Module:
+    """The model with the most MACs within the budget, of settings in order of falling MACs."""
+    first = bisect_left(settings, True, key=lambda own: counted(make(own), info) <= budget)
+    if first == len(settings):
+        raise PatchslimError("The authors' code can't come down to these MACs; give a larger --target-macs.")
+    return make(settings[first])
+
+
+def counted(model: nn.Module, info: HostInfo) -> int:
+    """MACs per image of a model whose attention is not fused; nothing is computed."""
+    shapes = copy.deepcopy(model).to("meta")
+    with torch.no_grad(), FlopCounterMode(display=False) as counter:
+        shapes(torch.zeros(1, info.channels, *info.image_size, device="meta"))
+    return int(counter.get_total_flops()) // 2
+
+
+def their_tome(checkout: Path | None, model: nn.Module, r: int) -> nn.Module:
     """ToMe's own patch of a model."""
     package = imported(checkout, "tome")
     patched: Any = copy.deepcopy(model)
@@ -37,7 +75,7 @@ def their_tome(checkout: Path, model: nn.Module, r: int) -> nn.Module:
     return patched  # type: ignore[no-any-return]
 
 
-def their_evit(checkout: Path, model: nn.Module, rate: float) -> nn.Module:
+def their_evit(checkout: Path | None, model: nn.Module, rate: float) -> nn.Module:
     """EViT's own model with the same weights, reorganising in the blocks that begin the later quarters."""
     fill_in()
     package, info = imported(checkout, "evit"), inspect(model)
@@ -56,9 +94,9 @@ def their_evit(checkout: Path, model: nn.Module, rate: float) -> nn.Module:
     return their.to(next(model.parameters()).device).eval()  # type: ignore[no-any-return]
 
 
-def imported(checkout: Path, name: str) -> Any:
+def imported(checkout: Path | None, name: str) -> Any:
     """A package of a checkout; PatchslimError where there is none."""
-    if not ((checkout / name / "__init__.py").is_file() or (checkout / f"{name}.py").is_file()):
+    if checkout is None or not ((checkout / name / "__init__.py").is_file() or (checkout / f"{name}.py").is_file()):
         raise PatchslimError(f"{checkout} holds no package {name}; give a checkout of its repository.")
     sys.path.insert(0, str(checkout))
     try:

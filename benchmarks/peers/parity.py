@@ -66,11 +66,9 @@ def pairs(
         return apply(host, make_plan(info, steps))
 
     for own in map(int, r.split(",")) if tome else ():
-        assert tome is not None
         steps = ToMe().steps(info, [own] * info.depth)
         yield ours(steps), their_tome(tome, host, own), {"method": "tome", "point": {"r": own}}
     for rate in map(float, rates.split(",")) if evit else ():
-        assert evit is not None
         steps = EViT().steps(info, rate)
         yield ours(steps), their_evit(evit, host, rate), {"method": "evit", "point": {"keep_rate": rate}}
 

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import timm
@@ -23,10 +24,12 @@ from benchmarks.inputs import read_methods
 from benchmarks.rows import Row
 from patchslim.cli.opening import open_model
 from patchslim.data import tensor_images
-from patchslim.errors import PatchslimError
+from patchslim.errors import BudgetError, PatchslimError
 from patchslim.exports import FORMATS
 from patchslim.hosts.digits_vit import DIGITS_WEIGHTS
 from patchslim.measure import evaluate
+from patchslim.methods import Fitted, Task, fit
+from patchslim.search import Target
 from small import PYRAMID, make_host, make_images, plan_of, read_by
 
 ROOT = Path(__file__).parents[2]
@@ -142,9 +145,71 @@ def test_exported_files_say_what_pytorch_says(run: Run, monkeypatch: pytest.Monk
 
 @pytest.mark.usefixtures("run")
 def test_authors_code_wants_a_checkout() -> None:
-    words = ["peers", "speed", "--model", "test_vit", "--tome", ".", "--methods", "tome", "--device", "cpu"]
+    words = ["speed", "--model", "test_vit", "--tome", ".", "--methods", "tome", "--device", "cpu"]
     with pytest.raises(PatchslimError, match="holds no package tome"):
         CliRunner().invoke(runner.app, words, catch_exceptions=False)
+
+
+# What a checkout has to offer: a patch that makes a model do less, the larger `r` is.
+AUTHORS = """
+class patch:
+    @staticmethod
+    def timm(model):
+        def fewer(block, args):
+            return (args[0][:, : max(1, args[0].shape[1] - model.r)],)
+        model.blocks[0].register_forward_pre_hook(fewer)
+"""
+
+
+def test_authors_code_at_its_setting_within_the_macs(
+    run: Run, small: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "tome").mkdir()
+    (tmp_path / "tome" / "__init__.py").write_text(AUTHORS)
+    monkeypatch.setitem(sys.modules, "tome", None)  # restored afterwards, whatever the import puts there
+    monkeypatch.delitem(sys.modules, "tome")
+    words = (*small, "--tome", ".", "--target-macs", "0.6", *OUT, "--methods", "")
+    timing = ("--dtype", "float32", "--mode", "eager", "--seconds", "0.01", "--batch-sizes", "2")
+    rows, _ = run("speed", *words, *timing)
+    rows, _ = run("accuracy", *words, *DIGITS, "--limit", "30")
+    theirs = [row for row in rows if row.method == "ToMe as published"]
+    assert [(row.question, row.target_macs) for row in theirs] == [("speed", 0.6), ("accuracy", 0.6)]
+    for row in theirs:
+        assert row.macs_ratio is not None
+        assert 0.6 - 1 / 16 < row.macs_ratio <= 0.6  # of 17 tokens, one more would be too many
+    assert theirs[0].speedup is not None
+    assert (theirs[1].val_images, theirs[1].error) == (30, None)
+
+
+def test_a_speedup_asked_for_is_judged_anew(run: Run, small: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    def quick(method: Any, task: Task) -> Fitted:
+        if task.target.batch_size == 4:
+            raise BudgetError("test_vit can't be made 1.5× as fast.")
+        task.report["predicted"] = 1.4
+        return fit(method, task.at(Target(macs=0.6)))
+
+    monkeypatch.setattr("benchmarks.speedup.fit", quick)
+    words = ("--batch-sizes", "2,4", "--images", "8", "--methods", "drop", "--seconds", "0.01", *OUT)
+    rows, shown = run("speedup", *small, "--data", "digits:test", *words)
+    two, four = rows
+    assert (two.batch_size, two.values, two.point) == (2, {"predicted": 1.4}, {"asked": 1.5})
+    assert (two.speedup or 0) > 0
+    assert 0.5 < (two.macs_ratio or 0) <= 0.6
+    assert (four.batch_size, four.reason, four.speedup) == (4, "test_vit can't be made 1.5× as fast.", None)
+    assert "- `drop`: test_vit can't be made" in shown
+
+
+def test_a_training_step_against_what_macs_promise(run: Run) -> None:
+    words = ("--model", "test_vit", "--img-size", "64", "--device", "cpu", "--batch-size", "2", "--methods", "drop")
+    rows, _ = run("training-speed", *words, "--target-macs", "0.6", "--seconds", "0.01", *OUT)
+    assert [(row.method, row.point) for row in rows] == [
+        (name, {"part": part}) for part in ("whole", "student") for name in ("host", "drop")
+    ]
+    ratio = rows[1].macs_ratio or 0
+    for row, promised in zip(rows, (1, 4 / (1 + 3 * ratio), 1, 1 / ratio), strict=True):
+        assert row.values is not None
+        assert row.values["promised"] == pytest.approx(promised, abs=1e-4)
+        assert row.values["share"] == pytest.approx((row.speedup or 0) / promised, abs=1e-3)
 
 
 def test_training_the_digits_model(run: Run) -> None:

@@ -6,10 +6,11 @@ import torch
 from torch import nn
 
 import patchslim as ps
-from benchmarks.drawn import drawn_model
+from benchmarks.drawn import drawn_model, drawn_plan
 from benchmarks.inputs import read_methods
 from patchslim import methods
 from patchslim.errors import BudgetError
+from patchslim.search.schedule import removing
 
 COARSE = {"hvt": 0.1}  # poolings come in steps
 WORDS = [*methods.names(), "merge:blocks=none", "ps:carry=true", "predict:removed=drop", "tome:readout_only=true"]
@@ -30,6 +31,23 @@ def test_drawn_models_have_the_macs_asked_for(word: str, host: nn.Module) -> Non
         assert ratio - COARSE.get(chosen.name, 0.03) < ps.count_macs(slim) / ps.count_macs(host) <= ratio
         with torch.no_grad():
             assert slim(images).shape == (2, 7)
+
+
+@pytest.mark.parametrize("blocks", [1, 2, 3, 4])
+def test_few_blocks_are_as_many_as_asked_for(blocks: int) -> None:
+    """Patches join in so many blocks, and the earlier the fewer MACs are left."""
+    with torch.device("meta"):
+        deep = ps.inspect(timm.create_model("deit_tiny_patch16_224"))
+    (chosen,) = read_methods(f"cover:blocks={blocks}")
+    first = []
+    for ratio in (0.7, 0.55, 0.4):
+        plan = drawn_plan(deep, chosen, ratio)
+        found = removing(deep.patches, plan.counts)
+        assert 1 <= len(found) <= blocks
+        assert len(found) == blocks or ratio < 0.5  # deep cuts come close together
+        first.append(found[0])
+    assert first == sorted(first, reverse=True)
+    assert first[0] > first[-1]
 
 
 def test_given_counts_are_taken(host: nn.Module) -> None:

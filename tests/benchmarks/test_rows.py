@@ -125,6 +125,8 @@ def test_the_readmes_table_joins_what_was_measured_of_a_method() -> None:
     rows += [row(**MERGE | score | {"top1": 71.0}, recovery_epochs=30), row(**MERGE | fast, image_size=224)]
     rows += [row(**MERGE | score | {"top1": 70.5}, recovery_epochs=2)]
     rows += [row(**MERGE | score | {"top1": 60.0, "device": "another"})]  # accuracies of two devices don't mix
+    rows += [row(**MERGE | score | {"top1": 73.0}, image_size=448), row(**MERGE | score | {"top1": 62.0}, images=9)]
+    rows += [row(**MERGE | score, images=99), row(**MERGE | score | {"top1": 63.0}, images=10)]  # the most images count
     names, _, host, merge = readme_table(rows, "m", 0.55).splitlines()
     assert names == "| method | top-1, % | recovered, % | GPU, batch 256 | search, minutes |"  # nothing of a CPU
     assert host == "| host | 70.00 (68.00 to 72.00) | – | – | – |"
