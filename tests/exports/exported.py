@@ -14,7 +14,7 @@ from patchslim.exports import Exported, open_format
 from patchslim.plan import SlimPlan, make_plan
 from patchslim.steps.evit import EViT
 from patchslim.steps.keep import Keep
-from small import PYRAMID, cover_plan, make_host, merging, plan_of, predicting
+from small import PYRAMID, covering, make_host, merging, plan_of, predicting
 
 DEPTH = 2
 KEPT = [PYRAMID[0], PYRAMID[1]]
@@ -34,7 +34,7 @@ def planned(model: nn.Module, way: str) -> tuple[SlimPlan, dict[str, Tensor]]:
         return merging(model, COUNTS, drops=(2,) if "dropping" in way else ())
     if way.startswith("predict"):
         return predicting(model, "merging" in way, COUNTS, selector=way.split()[-1])
-    return (cover_plan(model, KEPT) if way == "cover" else ps.full_plan(model)), {}
+    return covering(model, KEPT) if way == "cover" else (ps.full_plan(model), {})
 
 
 @cache
