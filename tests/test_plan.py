@@ -75,9 +75,9 @@ def test_save_and_load(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"version": 99}, "a plan of version 99, this patchslim reads 4; upgrade patchslim"),
-        ({"version": 3}, "a plan of version 3, this patchslim reads 4; make the plan anew with `patchslim slim`"),
-        ({"version": "4"}, "a plan of version 4, this"),
+        ({"version": 99}, "a plan of version 99, this patchslim reads 5; upgrade patchslim"),
+        ({"version": 4}, "a plan of version 4, this patchslim reads 5; make the plan anew with `patchslim slim`"),
+        ({"version": "5"}, "a plan of version 5, this"),
         ({"colour": "red"}, "unknown key 'colour'"),
         ({"steps": [{"kind": "keep"}]}, "it has 1 steps where the model has 4 blocks"),
         ({"order": [0, 1]}, "the order does not name each patch from 0 to 15 once"),

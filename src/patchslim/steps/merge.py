@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from patchslim.hosts import HostInfo, Incoming
 from patchslim.kernels.match import match, unrounded, weigh
 from patchslim.kernels.merge import merge
-from patchslim.steps.base import WIDEST, Choosing, Reducing, averaging_macs, register_step
+from patchslim.steps.base import WIDEST, Choosing, Reducing, register_step
 from patchslim.steps.reference import Choice, Seen, join_in_rounds
 from patchslim.steps.tokens import Tokens, merged_tokens, pick
 
@@ -34,10 +34,8 @@ class Merge(Choosing):
         return not self.drop
 
     def choice_macs(self, info: HostInfo, layer: int, entering: int) -> int:
-        """Features of the distance and all pairs of them, and the average."""
-        shape = info.blocks[layer - 1]
-        choice = distance_macs(shape.width, self.channels, entering) + entering**2 * self.channels
-        return choice if self.drop else choice + averaging_macs(shape, entering)
+        """Features of the distance and all pairs of them."""
+        return distance_macs(info, layer, entering, self.channels) + entering**2 * self.channels
 
     def reference(self, seen: Seen) -> Choice:
         """The same by plain loops."""
@@ -59,9 +57,9 @@ def distance_channels(info: HostInfo) -> int:
     return max(1, min(CHANNELS, most))
 
 
-def distance_macs(width: int, channels: int, patches: int) -> int:
-    """MACs of the features of so many patches."""
-    return patches * width * (channels + 1)
+def distance_macs(info: HostInfo, layer: int, entering: int, channels: int) -> int:
+    """MACs of the features and weights of all tokens that enter a block, prefix included."""
+    return (info.prefix_tokens + entering) * info.blocks[layer - 1].width * (channels + 1)
 
 
 def told(seen: Seen) -> tuple[Tensor, dict[int, float]]:

@@ -9,7 +9,7 @@ from torch import Tensor
 from patchslim.hosts import HostInfo, Incoming
 from patchslim.kernels.match import TINY, match, unit_keys
 from patchslim.kernels.merge import merge
-from patchslim.steps.base import WIDEST, Choosing, Reducing, averaging_macs, class_attention_macs, register_step
+from patchslim.steps.base import WIDEST, Choosing, Reducing, class_attention_macs, register_step
 from patchslim.steps.reference import Choice, Seen, join_in_rounds
 from patchslim.steps.selector import SelectorKind, make_selector, selector_macs, told
 from patchslim.steps.tokens import Tokens, merged_tokens, pick
@@ -35,11 +35,10 @@ class Predict(Choosing):
         return self.selector == "pool"
 
     def choice_macs(self, info: HostInfo, layer: int, entering: int) -> int:
-        """G on all that come in; where the others merge, all pairs of their keys, and averages."""
+        """G on all that come in; where the others merge, all pairs of their keys."""
         choice, shape = selector_macs(info, self.selector, self.hidden, entering), info.blocks[layer - 1]
         if self.merge:
             choice += entering**2 * shape.attention_width + class_attention_macs(info, shape, entering)
-            choice += averaging_macs(shape, entering)
         return choice
 
     def reference(self, seen: Seen) -> Choice:
