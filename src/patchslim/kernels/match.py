@@ -116,5 +116,5 @@ def _into_first(z: Tensor, n: int) -> Match:
     stay, go = z[:, :n], z[:, n:]
     # What is left out of the squared distance is the same for all that it is compared with.
     joined = torch.baddbmm(stay.square().sum(dim=2)[:, None, :], go, stay.transpose(1, 2), alpha=-2).argmin(dim=2)
-    patch = torch.arange(z.shape[1], device=z.device).expand(len(z), -1)
+    patch = torch.arange(z.shape[1], device=z.device).expand(z.shape[0], -1)
     return Match(torch.cat([patch[:, :n], joined], dim=1), patch >= n, n)
