@@ -18,6 +18,10 @@ from small import PYRAMID, covering, make_host, merging, plan_of, predicting
 
 DEPTH = 2
 KEPT = [PYRAMID[0], PYRAMID[1]]
+WAYS = {  # as files of runtimes, with the host to see them on: where it reads patches, two blocks choose
+    **dict.fromkeys(("drop", "cover", "predict mlp", "predict merging mlp", "tome", "everything"), "class"),
+    **dict.fromkeys(("merge", "merge dropping"), "mean"),
+}
 COUNTS = [11, 7]  # where only the prefix is read, the last block computes no patch
 
 
@@ -31,7 +35,7 @@ def planned(model: nn.Module, way: str) -> tuple[SlimPlan, dict[str, Tensor]]:
     if way == "evit":
         return make_plan(info, [EViT(n=9), Keep()]), {}
     if way.startswith("merge"):
-        return merging(model, COUNTS, drops=(2,) if "dropping" in way else ())
+        return merging(model, COUNTS, drops=(1,) if "dropping" in way else ())
     if way.startswith("predict"):
         return predicting(model, "merging" in way, COUNTS, selector=way.split()[-1])
     return covering(model, KEPT) if way == "cover" else (ps.full_plan(model), {})

@@ -26,7 +26,9 @@ class Match(NamedTuple):
     @property
     def keep(self) -> Tensor:
         """(B, n): the patches that stay."""
-        return self.gone.to(torch.uint8).sort(dim=1, stable=True).indices[:, : self.n]
+        place = torch.where(self.gone, self.n - 1 + self.gone.cumsum(dim=1), self.to)  # those that go come last
+        patch = torch.arange(place.shape[1], device=place.device).expand_as(place)
+        return torch.zeros_like(patch).scatter(1, place, patch)[:, : self.n]
 
 
 def take(rows: Tensor, index: Tensor) -> Tensor:

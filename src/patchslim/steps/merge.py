@@ -4,7 +4,6 @@ Those whose going costs least join the nearest that stay, and become one token w
 members. More than half of the patches may go at once.
 """
 
-import math
 from typing import Any, Literal
 
 from pydantic import Field
@@ -66,10 +65,8 @@ def told(seen: Seen) -> tuple[Tensor, dict[int, float]]:
     """What a step's own distance says of the living patches of one image: features (t, c) and weights by patch."""
     distance: Any = seen.own.distance
     every = distance(seen.x[0, [seen.host.info.prefix_tokens + patch for patch in seen.alive]])
-    weights = {
-        patch: math.exp(float(log)) * seen.size[patch] for patch, log in zip(seen.alive, every[:, -1], strict=True)
-    }
-    return every[:, :-1], weights
+    weight = weigh(every[:, -1], every.new_tensor([seen.size[patch] for patch in seen.alive]))
+    return every[:, :-1], dict(zip(seen.alive, weight.tolist(), strict=True))
 
 
 class Distant(Reducing):

@@ -56,11 +56,10 @@ class Predict(Choosing):
 
 def _matter(score: list[float], attended: list[float] | None) -> list[float]:
     """What patches weigh: the geometric mean of G's share and the class token's attention, or the share alone."""
-    total = sum(math.exp(own) for own in score)
-    share = [math.exp(own) / total for own in score]
-    if attended is None:
-        return share
-    return [math.sqrt(own * max(other, TINY)) for own, other in zip(share, attended, strict=True)]
+    log = score
+    if attended is not None:
+        log = [(own + math.log(max(other, TINY))) / 2 for own, other in zip(score, attended, strict=True)]
+    return [max(math.exp(own - max(log)), TINY) for own in log]
 
 
 class PredictRunner(Reducing, runs=Predict):
@@ -85,10 +84,11 @@ class PredictRunner(Reducing, runs=Predict):
 
 
 def matter(score: Tensor, importance: Tensor | None) -> Tensor:
-    """How much patches matter, the most being 1: by G's word and, where a class token is read, by its attention, in
-    equal parts. G saw the whole network's answer; attention sees this image as it is by now: (B, t), (B, t) → (B, t).
+    """How much patches matter, the most being 1, none nothing: by G's word and, where a class token is read, by its
+    attention, in equal parts. G saw the whole network's answer; attention sees this image as it is by now: (B, t),
+    (B, t) → (B, t).
     """
     share = score.log_softmax(dim=1)
     if importance is not None:
         share = (share + importance.float().clamp_min(TINY).log()) / 2
-    return (share - share.amax(dim=1, keepdim=True)).exp()
+    return (share - share.amax(dim=1, keepdim=True)).exp().clamp_min(TINY)
