@@ -30,13 +30,12 @@ WAYS: dict[str, Any] = {
 }
 STEPS: dict[str, Callable[[int, int], Step]] = {
     "merge": lambda n, layer: MergeStep(n=n, channels=CHANNELS),
-    "cover": lambda n, layer: CoverStep(n=n),
+    "cover": lambda n, layer: CoverStep(n=n, channels=CHANNELS),
     "predict": lambda n, layer: PredictStep(n=n, merge=True, selector="context", hidden=WIDTH // 12),
     "predict drop": lambda n, layer: PredictStep(n=n, selector="context", hidden=WIDTH // 12),
     "threshold": lambda n, layer: PredictStep(n=n, selector="mlp", hidden=WIDTH // 12),
     "dps": lambda n, layer: PredictStep(n=n, selector="pool"),
 }
-PAIRS = ("merge", "predict")  # at least half of a block's patches stay
 ASKED = [("class", 0.5), ("attention pool", 0.5), ("registers", 0.3), ("mean with prefix", 0.9)]  # hosts and shares
 
 
@@ -51,10 +50,9 @@ def searched(kind: str, way: str, **asked: Any) -> Any:
     return slim_by(make_host(kind), make_images(IMAGES), way, **asked)
 
 
-def fewest(info: HostInfo, way: str) -> list[int]:
-    """As few patches as a plan of that kind can keep."""
-    last = int(info.reads_patches)
-    return [8, 4, 2, last] if way in PAIRS else [1, 1, 1, last]
+def fewest(info: HostInfo) -> list[int]:
+    """As few patches as a plan can keep."""
+    return [1, 1, 1, int(info.reads_patches)]
 
 
 @cache
@@ -64,7 +62,7 @@ def limits(kind: str, way: str) -> tuple[float, float]:
     info = ps.inspect(model)
     least, most = (
         make_plan(info, steps_for(model, STEPS[way], counts), list(range(PATCHES)))
-        for counts in (fewest(info, way), [PATCHES] * 4)
+        for counts in (fewest(info), [PATCHES] * 4)
     )
     return ratio(model, least), ratio(model, most)
 

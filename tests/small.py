@@ -13,10 +13,11 @@ from torch import Tensor, nn
 import patchslim as ps
 from patchslim.hosts import open_host
 from patchslim.models import LVViT, T2TViT
-from patchslim.plan import SlimPlan, make_plan, static_plan
+from patchslim.plan import SlimPlan, make_plan, order_of, static_plan
 from patchslim.search.threshold import with_thresholds
 from patchslim.slimmed.assemble import fingerprint, own_weights
 from patchslim.steps import Step
+from patchslim.steps.cover import Cover
 from patchslim.steps.keep import Keep
 from patchslim.steps.merge import Merge, make_distance
 from patchslim.steps.predict import Predict
@@ -115,18 +116,17 @@ def slim_of(kind: str = "class", step: Any = "slice") -> tuple[nn.Module, nn.Mod
     return model, ps.apply(model, plan_of(model, PYRAMID, step))
 
 
-def cover_plan(model: nn.Module, kept: list[list[int]] | None = None, drops: tuple[int, ...] = ()) -> SlimPlan:
-    """Static patches that the others join; where only the prefix is read, the last block computes none."""
-    lists = lists_for(model, kept or PYRAMID)
-    return static_plan(
-        ps.inspect(model), lists if ps.inspect(model).reads_patches else [*lists[:-1], []], "cover", drops
-    )
-
-
 def with_parts(model: nn.Module, plan: SlimPlan, parts: dict[int, nn.Module]) -> tuple[SlimPlan, dict[str, Tensor]]:
     """The plan with the fingerprint of what its steps own, and these weights."""
     weights = own_weights(open_host(model), plan, parts)
     return plan.with_(weights=fingerprint(weights)), weights
+
+
+def with_distances(model: nn.Module, plan: SlimPlan, seed: int = 4) -> tuple[SlimPlan, dict[str, Tensor]]:
+    """The plan, and for each of its blocks that choose a distance of nobody's making."""
+    torch.manual_seed(seed)
+    chosen = [layer for layer in plan.choosing if plan.steps[layer - 1].kind in ("cover", "merge")]
+    return with_parts(model, plan, {layer: make_distance(24, CHANNELS) for layer in chosen})
 
 
 def steps_for(model: nn.Module, make: Any, counts: list[int] | None = None) -> list[Step]:
@@ -149,8 +149,22 @@ def merging(
         ps.inspect(model),
         steps_for(model, lambda n, layer: Merge(n=n, channels=CHANNELS, drop=layer in drops), counts),
     )
-    torch.manual_seed(seed)
-    return with_parts(model, plan, {layer: make_distance(24, CHANNELS) for layer in plan.choosing})
+    return with_distances(model, plan, seed)
+
+
+def covering(
+    model: nn.Module, kept: list[list[int]] | None = None, drops: tuple[int, ...] = (), seed: int = 4
+) -> tuple[SlimPlan, dict[str, Tensor]]:
+    """Static patches that the others join, by distances of nobody's making; where only the prefix is read, the last
+    block computes none."""
+    lists = lists_for(model, kept or PYRAMID)
+
+    def step(n: int, layer: int) -> Step:
+        return Slice(n=n) if layer in drops else Cover(n=n, channels=CHANNELS)
+
+    steps = steps_for(model, step, [len(block) for block in lists])
+    plan = make_plan(ps.inspect(model), steps, order_of(lists, ps.inspect(model).patches))
+    return with_distances(model, plan, seed)
 
 
 def predicting(
@@ -198,7 +212,7 @@ def plan_for(model: nn.Module, way: str) -> tuple[SlimPlan, dict[str, Tensor]]:
     if way in ("drop", "carry"):
         return plan_of(model, PYRAMID, "slice" if way == "drop" else "carry"), {}
     if way == "cover":
-        return cover_plan(model), {}
+        return covering(model)
     if way == "threshold":
         return predicting(model, thresholds=THRESHOLDS)
     if way.startswith("merge"):

@@ -35,7 +35,7 @@ OURS: Mapping[str, Make] = {
     "keep": lambda n: Keep(),
     "slice": lambda n: Slice(n=n),
     "carry": lambda n: Carry(n=n),
-    "cover": lambda n: Cover(n=n),
+    "cover": lambda n: Cover(n=n, channels=3),
     "merge": lambda n: Merge(n=n, channels=3),
     "merge, dropping": lambda n: Merge(n=n, channels=5, drop=True),
     "predict": lambda n: Predict(n=n, hidden=4),

@@ -1,21 +1,21 @@
 """Which patches cover the others, against sums written out for every set that could be left; and static patches for the
-others to join: nested, of the size asked for, and by the host's own keys."""
+others to join: nested, of the size asked for, and by the distances that are given."""
 
 from typing import Any
 
 import pytest
 import torch
-import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
 from patchslim.data import as_source
 from patchslim.evidence import coverage as module
-from patchslim.evidence.coverage import FLOOR, CoverageSets, coverage_order
+from patchslim.evidence.coverage import CoverageSets, coverage_order
 from patchslim.evidence.features import Features
 from patchslim.hosts import open_host
-from small import make_host, make_images
+from patchslim.steps.merge import make_distance
+from small import CHANNELS, make_host, make_images
 
 PATCHES, DEPTH = 16, 4
 
@@ -75,9 +75,15 @@ def test_what_is_given_stays_as_it_was() -> None:
     assert torch.equal(weight, before[1])
 
 
+def distances() -> dict[int, Any]:
+    """A distance for every block, of nobody's making."""
+    torch.manual_seed(4)
+    return {layer: make_distance(24, CHANNELS) for layer in range(1, DEPTH + 1)}
+
+
 def sets_of(model: Any, images: Tensor, batch_size: int = 3, memory: float = 2**30) -> CoverageSets:
     host = open_host(model)
-    return CoverageSets(host, Features(host, as_source(images), batch_size, memory))
+    return CoverageSets(host, Features(host, as_source(images), batch_size, memory), distances())
 
 
 @settings(max_examples=20, deadline=None)
@@ -100,16 +106,12 @@ def test_asking_for_other_counts_first_changes_nothing() -> None:
 
 
 @torch.no_grad()
-def test_the_first_block_that_removes_goes_by_keys_and_class_attention_of_the_host() -> None:
+def test_the_first_block_that_removes_goes_by_its_own_distance_of_the_hosts_patches() -> None:
     model: Any = make_host()
-    images = make_images(4)
-    block, x = model.blocks[1], model.blocks[0](open_host(model).embed(images))
-    attn = block.attn
-    qkv = attn.qkv(block.norm1(x)).reshape(len(x), x.shape[1], 3, attn.num_heads, attn.head_dim)
-    keys = F.normalize(qkv[:, 1:, 1].flatten(2), dim=-1)
-    rows = torch.einsum("bhd,bnhd->bhn", qkv[:, 0, 0], qkv[:, :, 1]).mul(attn.scale).softmax(dim=-1)
-    weight = rows.mean(dim=1)[:, 1:] * PATCHES + FLOOR
-    order = coverage_order((1 - keys @ keys.transpose(1, 2)).square(), weight)
+    images, distance = make_images(4), distances()[2]
+    said = model.blocks[0](open_host(model).embed(images))[:, 1:] @ distance.weight.T + distance.bias
+    z, weight = said[..., :-1], said[..., -1].exp()
+    order = coverage_order(torch.cdist(z, z).square(), weight)
     kept = sets_of(model, images).kept([PATCHES, 10, 10, 0])
     assert kept[0] == list(range(PATCHES))
     assert kept[1] == kept[2] == sorted(set(range(PATCHES)) - set(order[:6]))
@@ -127,5 +129,5 @@ def test_no_more_images_are_looked_at_than_there_is_room_for(monkeypatch: pytest
     model, images = make_host(), make_images(8)
     monkeypatch.setattr(module, "PAIR_BYTES", 4 * PATCHES**2 * 5)
     found = sets_of(model, images)
-    assert {len(keys) for keys in found.keys} == {5}
+    assert {len(own) for own in (*found.features, *found.weights)} == {5}
     assert found.kept([9, 6, 3, 0]) == sets_of(model, images[:5]).kept([9, 6, 3, 0])

@@ -16,7 +16,6 @@ from patchslim.evidence import distances
 from patchslim.evidence.distances import Moments, find_distances, gather, replacement, set_distance_
 from patchslim.evidence.features import Features
 from patchslim.hosts import Host, open_host
-from patchslim.kernels.match import LEARNT_FLOOR
 from patchslim.steps.merge import make_distance
 from small import make_host, make_images, read_by
 
@@ -50,15 +49,6 @@ def whole_jacobian(host: Host, x: Tensor, layer: int) -> Tensor:
     return along
 
 
-def weights_of(host: Host, x: Tensor, layer: int) -> Tensor:
-    """What the patches weigh before anything is learnt: (N,)."""
-    if not host.info.reads_class:
-        return torch.ones(host.info.patches)
-    block = host.blocks[layer - 1]
-    row = host.math.class_attention(block, host.math.read(block, x), None)[0, host.info.prefix_tokens :]
-    return (row * host.info.patches + LEARNT_FLOOR) ** 2
-
-
 @pytest.mark.parametrize("kind", KINDS)
 def test_moments_are_those_of_the_whole_jacobian(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """With every direction of the readout instead of random ones, image by image."""
@@ -85,7 +75,7 @@ def test_moments_are_those_of_the_whole_jacobian(kind: str, monkeypatch: pytest.
             form += torch.einsum("fnc,fnd,n->cd", jacobian, jacobian, 1 / matter)
             rows = patches - patches.mean(dim=0)
             spread += rows.T @ rows
-            lean += rows.T @ (matter / weights_of(host, x, layer)).log()
+            lean += rows.T @ matter.sqrt().log()
         for found_one, wanted in ((moments.form, form), (moments.spread, spread), (moments.lean, lean)):
             torch.testing.assert_close(found_one, wanted, rtol=1e-3, atol=1e-4 * float(wanted.abs().max()))
         assert moments.patches == 3 * info.patches
@@ -123,16 +113,16 @@ def test_few_channels_are_those_in_which_patches_differ_most() -> None:
 @settings(max_examples=20, deadline=None)
 @given(st.integers(0, 99))
 def test_the_weight_is_a_least_squares_fit(seed: int) -> None:
-    """Gradients so made that log u is linear in the token; the slope is found again, but for the ridge."""
+    """Gradients so made that log √u is linear in the token; the slope is found again, but for the ridge."""
     generator = torch.Generator().manual_seed(seed)
     x, slope = torch.randn(6, 40, 3, generator=generator), torch.randn(3, generator=generator)
     grads = torch.randn(1, 6, 40, 3, generator=generator)
-    wanted = (x @ slope).exp()
+    wanted = (2 * x @ slope).exp()
     grads = grads * (wanted / replacement(x, grads)).sqrt()[None, ..., None]
     torch.testing.assert_close(replacement(x, grads), wanted)
     moments = Moments.empty(3, torch.device("cpu"))
-    weight = torch.rand(6, 1, generator=generator).expand(6, 40) + 0.5  # alike within an image: no matter
-    moments.add_(x, grads, weight)
+    scale = torch.rand(6, 1, 1, generator=generator) + 0.5  # an image that matters more as a whole: no matter
+    moments.add_(x, grads * scale)
     distance = make_distance(3, 2)
     set_distance_(distance, moments)
     torch.testing.assert_close(distance.weight[-1].detach(), slope, rtol=0.02, atol=0.02)

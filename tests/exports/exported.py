@@ -14,10 +14,14 @@ from patchslim.exports import Exported, open_format
 from patchslim.plan import SlimPlan, make_plan
 from patchslim.steps.evit import EViT
 from patchslim.steps.keep import Keep
-from small import PYRAMID, cover_plan, make_host, merging, plan_of, predicting
+from small import PYRAMID, covering, make_host, merging, plan_of, predicting
 
 DEPTH = 2
 KEPT = [PYRAMID[0], PYRAMID[1]]
+WAYS = {  # as files of runtimes, with the host to see them on: where it reads patches, two blocks choose
+    **dict.fromkeys(("drop", "cover", "predict mlp", "predict merging mlp", "tome", "everything"), "class"),
+    **dict.fromkeys(("merge", "merge dropping"), "mean"),
+}
 COUNTS = [11, 7]  # where only the prefix is read, the last block computes no patch
 
 
@@ -31,10 +35,10 @@ def planned(model: nn.Module, way: str) -> tuple[SlimPlan, dict[str, Tensor]]:
     if way == "evit":
         return make_plan(info, [EViT(n=9), Keep()]), {}
     if way.startswith("merge"):
-        return merging(model, COUNTS, drops=(2,) if "dropping" in way else ())
+        return merging(model, COUNTS, drops=(1,) if "dropping" in way else ())
     if way.startswith("predict"):
         return predicting(model, "merging" in way, COUNTS, selector=way.split()[-1])
-    return (cover_plan(model, KEPT) if way == "cover" else ps.full_plan(model)), {}
+    return covering(model, KEPT) if way == "cover" else (ps.full_plan(model), {})
 
 
 @cache

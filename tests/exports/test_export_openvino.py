@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import patchslim as ps
-from exports.exported import exported
+from exports.exported import WAYS, exported
 from patchslim.data import tensor_images
 from patchslim.exports import openvino_file
 from patchslim.exports.parity import compare
@@ -32,10 +32,10 @@ def test_any_batch_gives_the_models_logits() -> None:
         torch.testing.assert_close(logits(done.files[0], images), slim(images).detach(), atol=1e-4, rtol=0)
 
 
-@pytest.mark.parametrize("way", ["cover", "merge", "predict mlp", "tome", "everything"])
-def test_every_way_of_slimming(way: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("way", "kind"), WAYS.items())
+def test_every_way_of_slimming(way: str, kind: str, tmp_path: Path) -> None:
     pytest.importorskip("onnxruntime")
-    slim, done = exported(way, "onnx")  # what its files are made from
+    slim, done = exported(way, "onnx", kind)  # what its files are made from
     openvino_file.convert(done.files[0], tmp_path / "a.xml", "{}")
     found = compare(slim, openvino_file.runner(tmp_path / "a.xml"), tensor_images(make_images(9)))
     assert (found.agreement, found.ties) == (100, 0)

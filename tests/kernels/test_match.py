@@ -1,100 +1,172 @@
-"""Pairs by weight times distance, against a slow loop."""
+"""Which patches go and what they join, against slow loops that follow the rule word by word."""
 
+import pytest
 import torch
-import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from patchslim.kernels.match import (
-    LEARNT_FLOOR,
-    TINY,
-    Match,
-    closeness,
-    learnt_weight,
-    match,
-    match_lighter,
-    take,
-    unrounded,
-)
+from patchslim.kernels.match import MOST, TINY, Match, all_into_first, apart, match, take, unrounded, weigh
 from patchslim.kernels.merge import merge
 
+IMAGES = 3
 
-def keys_of(images: int, patches: int, seed: int) -> tuple[Tensor, Tensor]:
-    """Keys at unit length (B, t, c) and weights (B, t)."""
+
+def drawn(patches: int, seed: int, channels: int = 4) -> tuple[Tensor, Tensor]:
+    """Features (B, t, c) and weights (B, t). No two distances or costs are alike."""
     generator = torch.Generator().manual_seed(seed)
-    keys = F.normalize(torch.randn(images, patches, 6, generator=generator, dtype=torch.float64), dim=-1)
-    return keys, torch.randn(images, patches, generator=generator, dtype=torch.float64).exp()
+    z = torch.randn(IMAGES, patches, channels, generator=generator)
+    return z, torch.randn(IMAGES, patches, generator=generator).exp()
 
 
-def slow_pairs(keys: Tensor, weight: list[float], r: int) -> dict[int, int]:
-    """Which patch joins which, of one image: keys (t, c)."""
-    costs = []
-    for mover in range(0, len(keys), 2):
-        host = max(range(1, len(keys), 2), key=lambda other: float(keys[mover] @ keys[other]))
-        distance = max(1 - float(keys[mover] @ keys[host]), TINY)
-        costs.append((weight[mover] * distance, mover, host))
-    return {mover: host for _, mover, host in sorted(costs)[:r]}
+def gridded(patches: int, seed: int) -> tuple[Tensor, Tensor]:
+    """The same in few whole numbers: there are copies and ties, and every distance and cost is exact in fp32."""
+    generator = torch.Generator().manual_seed(seed)
+    z = torch.randint(0, 3, (IMAGES, patches, 2), generator=generator).float()
+    return z, torch.randint(1, 4, (IMAGES, patches), generator=generator).float()
 
 
-def most_alike(keys: Tensor, r: int) -> dict[int, int]:
-    """The r most alike of every even patch with its nearest odd one, of one image: keys (t, c)."""
-    alike = keys[::2] @ keys[1::2].T
-    best = sorted(range(len(alike)), key=lambda mover: -float(alike[mover].max()))[:r]
-    return {2 * mover: 2 * int(alike[mover].argmax()) + 1 for mover in best}
+def far(z: Tensor, i: int, j: int) -> float:
+    return float((z[i].double() - z[j].double()).square().sum())
 
 
-def pairs_of(found: Match, image: int) -> dict[int, int]:
+def hosts_of(found: Match, image: int) -> dict[int, int]:
+    """Which patch joins which."""
     keep = found.keep[image].tolist()
-    return {gone: keep[into] for gone, into in zip(found.gone[image].tolist(), found.into[image].tolist(), strict=True)}
+    gone = found.gone[image].nonzero()[:, 0].tolist()
+    return {patch: keep[int(found.to[image, patch])] for patch in gone}
+
+
+def slow_rounds(z: Tensor, weight: list[float], r: int) -> list[set[int]]:
+    """What goes in each of two rounds, of one image: z (t, c)."""
+    patches, now = range(len(weight)), list(weight)
+    gone: set[int] = set()
+    rounds = []
+    for count in (r - r // 2, r // 2):
+        costs = []
+        for i in patches:
+            others = [j for j in patches if j not in gone and (-weight[j], j) < (-weight[i], i)]
+            if i not in gone and others:
+                parent = min(others, key=lambda j: (far(z, i, j), j))
+                costs.append((now[i] * max(far(z, i, parent), TINY), i, parent))
+        going = sorted(costs)[:count]
+        for _, i, parent in going:
+            now[parent] += weight[i]
+        rounds.append({i for _, i, _ in going})
+        gone |= rounds[-1]
+    return rounds
+
+
+def check(found: Match, z: Tensor, n: int) -> None:
+    """What holds whatever the weights: numbers, places in order, and that each joins the nearest that stays."""
+    t = z.shape[1]
+    assert found.n == n
+    assert found.to.shape == found.gone.shape == (len(z), t)
+    assert found.keep.shape == (len(z), n)
+    assert (found.gone.sum(dim=1) == t - n).all()
+    for image, own in enumerate(z):
+        keep = found.keep[image].tolist()
+        assert keep == sorted(set(range(t)) - set(found.gone[image].nonzero()[:, 0].tolist()))
+        assert found.to[image, keep].tolist() == list(range(n))
+        for patch, into in hosts_of(found, image).items():
+            assert far(own, patch, into) == pytest.approx(min(far(own, patch, j) for j in keep), rel=1e-4, abs=1e-4)
 
 
 @settings(max_examples=60, deadline=None)
-@given(data=st.data(), patches=st.integers(2, 17), seed=st.integers(0, 9999))
-def test_match_is_the_slow_loop(data: st.DataObject, patches: int, seed: int) -> None:
-    keys, weight = keys_of(3, patches, seed)
-    n = data.draw(st.integers(patches // 2, patches))
-    found = match(keys, n, weight)
-    assert found.keep.shape == (3, n)
-    assert found.gone.shape == found.into.shape == (3, patches - n)
-    for image in range(3):
-        assert pairs_of(found, image) == slow_pairs(keys[image], weight[image].tolist(), patches - n)
-        assert sorted(found.keep[image].tolist() + found.gone[image].tolist()) == list(range(patches))
-        assert all(into >= found.first for into in found.into[image].tolist())
-    place = torch.arange(n).expand(3, -1)
-    assert torch.equal(take(found.to, found.keep), place)
-    assert torch.equal(take(found.to, found.gone), found.into)
+@given(data=st.data(), patches=st.integers(1, 17), seed=st.integers(0, 9999))
+def test_what_goes_is_what_the_slow_loop_lets_go(data: st.DataObject, patches: int, seed: int) -> None:
+    z, weight = drawn(patches, seed)
+    n = data.draw(st.integers(1, patches))
+    found = match(z, weight, n)
+    check(found, z, n)
+    for image in range(IMAGES):
+        first, second = slow_rounds(z[image], weight[image].tolist(), patches - n)
+        assert set(hosts_of(found, image)) == first | second
 
 
-def test_with_equal_weights_the_most_alike_go() -> None:
-    keys, _ = keys_of(3, 15, 1)
-    found = match(keys, 10, torch.ones(3, 15, dtype=torch.float64))
-    for image in range(3):
-        assert pairs_of(found, image) == most_alike(keys[image], 5)
+@settings(max_examples=60, deadline=None)
+@given(data=st.data(), patches=st.integers(1, 17), seed=st.integers(0, 9999))
+def test_with_copies_and_ties_the_rule_still_holds(data: st.DataObject, patches: int, seed: int) -> None:
+    """Of costs that are the same either may go; but none goes that costs more than one that stays."""
+    z, weight = gridded(patches, seed)
+    n = data.draw(st.integers(1, patches))
+    found = match(z, weight, n)
+    check(found, z, n)
+    assert torch.equal(found.to, match(z, weight, n).to)
+    for image in range(IMAGES):
+        kinds = {tuple(row) for row in z[image].tolist()}
+        stays = {tuple(row) for row in z[image][found.keep[image]].tolist()}
+        if n >= len(kinds):  # of those that are alike one stays, before any goes that is like no other
+            assert stays == kinds
+        assert all(far(z[image], *pair) == 0 for pair in hosts_of(found, image).items()) or n < len(kinds)
+
+
+def test_one_alone_stays_the_heaviest_and_all_may_stay() -> None:
+    z, weight = drawn(9, 1)
+    assert torch.equal(match(z, weight, 1).keep[:, 0], weight.argmax(dim=1))
+    found = match(z, weight, 9)
+    assert not found.gone.any()
+    assert torch.equal(found.to, torch.arange(9).expand(IMAGES, -1))
+    same = torch.ones(IMAGES, 9)
+    assert match(torch.zeros(IMAGES, 9, 4), same, 1).keep.tolist() == [[0]] * IMAGES  # of equal ones the first
 
 
 def test_a_patch_of_great_weight_stays_and_the_scale_of_weights_does_not_matter() -> None:
-    keys, weight = keys_of(3, 16, 2)
-    weight[:, 4] = 1e9
-    found = match(keys, 9, weight)
-    assert not (found.gone == 4).any()
-    again = match(keys, 9, weight / 1024)
-    assert all(torch.equal(a, b) for a, b in zip(found[:3], again[:3], strict=True))
+    z, weight = drawn(16, 2)
+    weight[:, 4] = 1e6
+    for n in (1, 5, 12):
+        found = match(z, weight, n)
+        assert not found.gone[:, 4].any()
+        assert torch.equal(found.to, match(z, weight / 1024, n).to)
 
 
-def test_a_copy_goes_first_whatever_it_weighs() -> None:
-    keys, weight = keys_of(1, 16, 3)
-    keys[0, 6] = keys[0, 3]
-    weight[0, 6] = 8 * weight.max()
-    assert pairs_of(match(keys, 15, weight), 0) == {6: 3}
+def test_a_copy_goes_first_and_the_lighter_one_of_the_two() -> None:
+    z, weight = drawn(16, 3)
+    z[:, 6] = z[:, 3]
+    weight[:, 6] = 8 * weight[:, 3]
+    assert hosts_of(match(z, weight, 15), 0) == {3: 6}
 
 
-def test_what_the_class_token_attends_to_weighs_more_and_nothing_weighs_nothing() -> None:
-    log_weight, attention = torch.tensor([[0.0, 1.0, -1.0]]), torch.tensor([[0.0, 1.0, 4.0]])
-    assert torch.equal(learnt_weight(log_weight, None), log_weight.exp())
-    weight = learnt_weight(log_weight, attention)
-    torch.testing.assert_close(weight, log_weight.exp() * (attention + LEARNT_FLOOR) ** 2)
-    assert (weight > 0).all()
+def test_what_others_rely_on_weighs_more_in_the_second_round() -> None:
+    """A patch that would go by its own weight stays once others rely on it."""
+    places = torch.tensor([0.0, 0.0, 0.0, 9.0, 20.0])
+    weight = torch.tensor([1.2, 1.0, 0.9, 1.5, 9.0])  # 0 alone would cost 97, 3 costs 182; with 1 and 2, 0 costs 251
+    found = match(places[None, :, None], weight[None], 2)
+    assert hosts_of(found, 0) == {1: 0, 2: 0, 3: 0}
+
+
+def test_each_joins_the_nearest_that_stays_not_what_it_was_nearest_to_when_it_went() -> None:
+    places = torch.tensor([0.0, 1.0, 2.1, 9.0])
+    weight = torch.tensor([5.0, 0.2, 0.1, 9.0])  # 2 is nearest to 1; that goes in the second round
+    assert hosts_of(match(places[None, :, None], weight[None], 2), 0) == {1: 0, 2: 0}
+
+
+@settings(max_examples=40, deadline=None)
+@given(data=st.data(), patches=st.integers(2, 17), seed=st.integers(0, 9999))
+def test_all_into_first_is_the_slow_loop(data: st.DataObject, patches: int, seed: int) -> None:
+    z, _ = drawn(patches, seed)
+    n = data.draw(st.integers(1, patches))
+    found = all_into_first(z, n)
+    check(found, z, n)
+    for image in range(IMAGES):
+        wanted = {i: min(range(n), key=lambda j, i=i: far(z[image], i, j)) for i in range(n, patches)}
+        assert hosts_of(found, image) == wanted
+
+
+def test_weights_are_learnt_ones_times_sizes_and_bounded() -> None:
+    log, size = torch.tensor([[0.0, 1.0, -1.0]]), torch.tensor([[1.0, 2.0, 3.0]])
+    assert torch.equal(weigh(log, None), log.exp())
+    torch.testing.assert_close(weigh(log, size), log.exp() * size)
+    bounds = weigh(torch.tensor([[-99.0, 99.0, 999.0]]), size)
+    torch.testing.assert_close(bounds, torch.tensor([[1 / MOST, MOST, MOST]]))
+
+
+def test_apart_is_the_squared_distance_and_rows_are_each_images_own() -> None:
+    z, _ = drawn(7, 5)
+    torch.testing.assert_close(apart(z), torch.cdist(z, z).square(), atol=1e-5, rtol=1e-4)
+    index = torch.tensor([[1, 1], [0, 6], [5, 2]])
+    for rows in (z, z[..., 0]):
+        assert torch.equal(take(rows, index), torch.stack([row[own] for row, own in zip(rows, index, strict=True)]))
 
 
 def test_autocast_rounds_neither_distances_nor_averages() -> None:
@@ -103,9 +175,10 @@ def test_autocast_rounds_neither_distances_nor_averages() -> None:
     distance = torch.nn.Linear(8, 6)
 
     def computed() -> list[Tensor]:
-        found = match_lighter(z, 8, z[..., 0].exp())
-        merged = merge(x, None, found, prefix=1)
-        return [unrounded(z.device, closeness, z), *found[:3], merged.x, merged.size, unrounded(x.device, distance, x)]
+        found = match(z, z[..., 0].exp(), 5)
+        first, merged = all_into_first(z, 5), merge(x, None, found, prefix=1)
+        every = [*found[:2], *first[:2], merged.x, merged.size]
+        return [*every, unrounded(z.device, apart, z), unrounded(x.device, distance, x)]
 
     wanted = computed()
     with torch.autocast("cpu", torch.bfloat16):

@@ -13,6 +13,7 @@ from patchslim.macs import steps_macs
 from patchslim.plan import static_steps
 from patchslim.search.cost import PARTS, fit_prices, parts_of
 from patchslim.steps import Step
+from patchslim.steps.cover import Cover
 from patchslim.steps.merge import Merge
 from patchslim.steps.predict import Predict
 from small import make_host, steps_for
@@ -24,7 +25,7 @@ PRICES = [0.2, 3e-5, 2e-5, 5e-5, 0.0, 0.0, 0.0]  # of being called, keys and val
 KINDS: dict[str, Callable[[list[int]], list[Step]]] = {
     "slice": lambda counts: static_steps(INFO, counts, "slice"),
     "carry": lambda counts: static_steps(INFO, counts, "carry"),
-    "cover": lambda counts: static_steps(INFO, counts, "cover"),
+    "cover": lambda counts: steps_for(HOST, lambda n, layer: Cover(n=n, channels=3), counts),
     "merge": lambda counts: steps_for(HOST, lambda n, layer: Merge(n=n, channels=3), counts),
     "predict": lambda counts: steps_for(HOST, lambda n, layer: Predict(n=n, selector="context", hidden=2), counts),
 }

@@ -96,9 +96,8 @@ def test_the_same_again_whatever_else_drew_numbers_and_however_little_memory_the
     first = searched("class", way, **asked)
     torch.manual_seed(99)
     assert_same(first, slim_by(make_host(), make_images(IMAGES), way, **asked, memory_gib=0.0))
-    assert {int(name.split(".")[1]) + 1 for name in own_weights(first)} == (
-        set(first.plan.choosing) if way != "cover" else set()
-    )
+    owners = {layer for layer, step in enumerate(first.plan.steps, start=1) if step.kind not in ("keep", "slice")}
+    assert {int(name.split(".")[1]) + 1 for name in own_weights(first)} == owners
 
 
 @pytest.mark.parametrize("way", ["merge", "cover", "predict drop"])

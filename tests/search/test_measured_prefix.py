@@ -17,14 +17,14 @@ from patchslim.slimmed.assemble import own_weights
 from patchslim.steps.merge import make_distance
 from patchslim.steps.selector import make_selector
 from searches import readout_error
-from small import CHANNELS, make_host, make_images, merging, predicting
+from small import CHANNELS, covering, make_host, make_images, merging, predicting
 
 COUNTS = ([13, 9, 6, 3], [13, 9, 6, 4], [13, 9, 7, 4], [13, 9, 6, 3], [16, 9, 7, 4], [13, 10, 7, 4])
 
 
 def parts_of(host: Host, way: str) -> dict[int, nn.Module]:
     """The same parts for all counts, as in a search."""
-    if way == "merge":
+    if way in ("merge", "cover"):
         return {layer: make_distance(24, CHANNELS) for layer in range(1, 5)}
     return {layer: make_selector(host.info, "mlp", 4) for layer in range(1, 5)} if way == "predict" else {}
 
@@ -32,7 +32,7 @@ def parts_of(host: Host, way: str) -> dict[int, nn.Module]:
 def plan_of(host: Host, way: str, counts: list[int], sets: CoverageSets) -> SlimPlan:
     """A plan with so many patches per block."""
     if way == "cover":
-        return static_plan(host.info, sets.kept(counts), "cover", drops=[2])
+        return covering(host.model, sets.kept(counts), drops=(2,))[0].with_(weights="")
     return (merging if way == "merge" else predicting)(host.model, counts=counts)[0].with_(weights="")
 
 
@@ -42,7 +42,8 @@ def test_errors_are_the_same_to_the_bit_and_the_bound_holds(way: str, limit: int
     model, images = make_host("mean"), make_images(5)
     host = open_host(model)
     features, memory = Features(host, as_source(images), 2, 10**9), PrefixMemory(limit)
-    sets, parts = CoverageSets(host, features), parts_of(host, way)
+    parts = parts_of(host, way)
+    sets = CoverageSets(host, features, parts_of(host, "cover"))
     for counts in COUNTS:
         plan = plan_of(host, way, counts, sets)
         found = measure(host, features, plan, parts, memory)
@@ -58,7 +59,7 @@ def test_other_patches_in_the_same_numbers_are_another_prefix() -> None:
     features, memory = Features(host, as_source(make_images(4)), 2, 10**9), PrefixMemory(10**9)
     errors = []
     for order in (list(range(16)), list(range(15, -1, -1))):
-        plan = static_plan(host.info, [order[:count] for count in (13, 9, 6, 3)], "cover")
+        plan = static_plan(host.info, [order[:count] for count in (13, 9, 6, 3)])
         errors.append(measure(host, features, plan, {}, memory))
         assert errors[-1] == measure(host, features, plan, {})
     assert errors[0] != errors[1]

@@ -68,9 +68,7 @@ def test_no_plan_takes_less_or_more_than_what_can_be_reached(kind: str, way: str
     for counts in itertools.product(range(PATCHES + 1), repeat=3 if last else 2):
         above = (PATCHES, *counts)
         least = 0 if draft.empties and not last else 1
-        if all(
-            max(least, before // 2 if draft.halves else 0) <= n <= before for before, n in itertools.pairwise(above)
-        ):
+        if all(least <= n <= before for before, n in itertools.pairwise(above)):
             steps = draft.steps(counts if last else (*counts, 0), ())
             found.append(steps_macs(info, steps) / host_macs(info))
     low, high = draft.reachable()

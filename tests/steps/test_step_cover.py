@@ -1,61 +1,20 @@
-"""Static patches that others join, each image as it sees fit, against slow loops."""
+"""Static patches that others join, each image as it sees fit."""
 
 from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from torch import Tensor
 
 import patchslim as ps
-from patchslim.kernels.match import all_into_first, unit_keys
-from patchslim.kernels.merge import merge
+from patchslim.hosts import open_host
 from patchslim.plan import SlimPlan
-from small import cover_plan, make_host, make_images
+from small import CHANNELS, covering, make_host, make_images
 
 
 def made(kind: str = "class", drops: tuple[int, ...] = ()) -> tuple[SlimPlan, Any]:
     model = make_host(kind)
-    plan = cover_plan(model, drops=drops)
-    return plan, ps.apply(model, plan)
-
-
-def slow_join(x: Tensor, keys: Tensor, n: int, weight: Tensor) -> tuple[Tensor, list[int]]:
-    """One image, patch by patch: x (t, d), keys (t, c), weight (t,)."""
-    into = [max(range(n), key=lambda stay: float(keys[gone] @ keys[stay])) for gone in range(n, len(x))]
-    rows, sizes = [], []
-    for stay in range(n):
-        group = [stay, *(n + place for place, target in enumerate(into) if target == stay)]
-        own = weight[group] / weight[group].sum()
-        mean = own @ x[group]
-        rows.append(mean / mean.norm() * (own @ x[group].norm(dim=1)))
-        sizes.append(len(group))
-    return torch.stack(rows), sizes
-
-
-@settings(max_examples=40, deadline=None)
-@given(patches=st.integers(2, 12), data=st.data(), seed=st.integers(0, 99))
-def test_joining_is_the_slow_loop(patches: int, data: st.DataObject, seed: int) -> None:
-    n, prefix = data.draw(st.integers(1, patches - 1)), 2
-    generator = torch.Generator().manual_seed(seed)
-    x = torch.randn(3, prefix + patches, 5, generator=generator, dtype=torch.float64)
-    k = torch.randn(3, 2, prefix + patches, 4, generator=generator, dtype=torch.float64)
-    weight = torch.rand(3, patches, generator=generator).double() + 0.1
-    found = merge(x, None, all_into_first(k, n, prefix), prefix, weight)
-    assert torch.equal(found.x[:, :prefix], x[:, :prefix])
-    for image in range(3):
-        rows, sizes = slow_join(x[image, prefix:], unit_keys(k, prefix)[image], n, weight[image])
-        assert torch.allclose(found.x[image, prefix:], rows)
-        assert found.size[image].tolist() == [1.0] * prefix + sizes
-
-
-def test_autocast_rounds_neither_likeness_nor_averages() -> None:
-    x, k = torch.randn(2, 10, 8), torch.randn(2, 2, 10, 4)
-    wanted = merge(x, None, all_into_first(k, 5, 1), 1)
-    with torch.autocast("cpu", torch.bfloat16):
-        found = merge(x, None, all_into_first(k, 5, 1), 1)
-    assert torch.equal(found.x, wanted.x)
+    plan, weights = covering(model, drops=drops)
+    return plan, ps.apply(model, plan, weights)
 
 
 def test_which_stay_is_the_plans_and_what_joins_them_is_the_images(kind: str) -> None:
@@ -69,6 +28,20 @@ def test_which_stay_is_the_plans_and_what_joins_them_is_the_images(kind: str) ->
         for token, patch in enumerate(plan.order[: plan.counts[layer]]):
             assert bool(rows[:, token, patch].all())  # its own is one of them
     assert any(not torch.equal(sources[0][0], sources[0][image]) for image in range(1, 6))
+
+
+def test_the_others_join_the_nearest_by_the_features_that_the_step_owns() -> None:
+    """In the first block, patch by patch."""
+    plan, slim = made()
+    images, order = make_images(3), plan.order
+    assert order is not None
+    x = open_host(make_host()).embed(images)[:, 1:].detach()
+    z = x @ slim.state_dict()["blocks.0.step.distance.weight"][:CHANNELS].T  # the last row is the weight's
+    rows = ps.sources(slim, images)[0]
+    for image in range(3):
+        for patch in order[plan.counts[0] :]:
+            far = [float((z[image, patch] - z[image, other]).square().sum()) for other in order[: plan.counts[0]]]
+            assert bool(rows[image, far.index(min(far)), patch])
 
 
 @pytest.mark.parametrize("drops", [(1,), (2,), (1, 3)])

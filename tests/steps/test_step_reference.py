@@ -17,7 +17,7 @@ from patchslim.steps.merge import Merge
 from patchslim.steps.predict import Predict
 from patchslim.steps.slice import Slice
 from patchslim.steps.threshold import Threshold
-from small import KINDS, make_host, make_images, nested, plan_of, relative
+from small import KINDS, covering, make_host, make_images, nested, plan_of, relative
 from step_plans import OURS, PEERS, STEPS, alone, mixes, owning
 
 CLOSE = 1e-5
@@ -46,21 +46,22 @@ def test_alone(kind: str, name: str) -> None:
 @settings(max_examples=6, deadline=None)
 @given(kept=nested(), step=st.sampled_from(["slice", "carry", "cover"]))
 def test_any_nested_sets(kind: str, kept: list[list[int]], step: str) -> None:
-    """Static steps on every kind of host, down to no patch at all where the head reads none."""
-    if step == "cover":
-        kept = [sorted({0, *block}) for block in kept]
+    """Steps in the plan's order on every kind of host, down to no patch at all where the head reads none."""
     model = make_host(kind)
-    assert off(model, plan_of(model, kept, step), {}, make_images(2)) < CLOSE
+    plan, weights = covering(model, kept) if step == "cover" else (plan_of(model, kept, step), {})
+    assert off(model, plan, weights, make_images(2)) < CLOSE
 
 
 @pytest.mark.parametrize(
     "steps",
     [
         [Slice(n=12), Carry(n=8), Carry(n=8), Carry(n=3)],  # the last block gives 12 patches of 16, to be put in order
-        [Slice(n=13), Predict(n=9, merge=True, hidden=4), Keep(), Keep()],  # pairs go by places in the plan's order
+        [Slice(n=13), Predict(n=9, merge=True, hidden=4), Keep(), Keep()],  # ties go by places in the plan's order
         [Predict(n=12, merge=True, hidden=4), Keep(), Merge(n=7, channels=3), Predict(n=5, hidden=4)],
         [Merge(n=16, channels=3), Predict(n=16, hidden=4), Predict(n=16, merge=True, hidden=4), Keep()],
-        [Cover(n=12), Slice(n=7), Cover(n=3), Merge(n=2, channels=3)],
+        [Cover(n=12, channels=3), Slice(n=7), Cover(n=3, channels=5), Merge(n=2, channels=3)],
+        [Slice(n=1), Merge(n=1, channels=3), Predict(n=1, merge=True, hidden=4), Keep()],  # nobody to join
+        [Merge(n=2, channels=3), Keep(), Predict(n=1, merge=True, hidden=4), Merge(n=1, channels=3)],
     ],
 )
 def test_steps_that_lean_on_one_another(kind: str, steps: list[Step]) -> None:

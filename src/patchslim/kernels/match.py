@@ -38,7 +38,9 @@ class Match(NamedTuple):
     @property
     def keep(self) -> Tensor:
         """(B, n): the patches that stay."""
-        return self.gone.to(torch.uint8).sort(dim=1, stable=True).indices[:, : self.n]
+        place = torch.where(self.gone, self.n - 1 + self.gone.cumsum(dim=1), self.to)  # those that go come last
+        patch = torch.arange(place.shape[1], device=place.device).expand_as(place)
+        return torch.zeros_like(patch).scatter(1, place, patch)[:, : self.n]
 
 
 def take(rows: Tensor, index: Tensor) -> Tensor:
@@ -127,7 +129,7 @@ def _into_first(z: Tensor, n: int) -> Match:
     stay, go = z[:, :n], z[:, n:]
     # What is left out of the squared distance is the same for all that it is compared with.
     joined = torch.baddbmm(stay.square().sum(dim=2)[:, None, :], go, stay.transpose(1, 2), alpha=-2).argmin(dim=2)
-    patch = torch.arange(z.shape[1], device=z.device).expand(len(z), -1)
+    patch = torch.arange(z.shape[1], device=z.device).expand(z.shape[0], -1)
     return Match(torch.cat([patch[:, :n], joined], dim=1), n)
 
 

@@ -31,7 +31,7 @@ class Merged(NamedTuple):
 
 def _merge(x: Tensor, size: Tensor, found: Match, prefix: int, weight: Tensor) -> tuple[Tensor, Tensor]:
     """Tokens and sizes, whose precision `unrounded` leaves as it is: (B, p + n, d), (B, p + n)."""
-    batch, to = len(x), found.to.long()
+    batch, to = x.shape[0], found.to.long()
     none = weight.new_zeros(batch, found.n)
     share = weight / none.scatter_add(1, to, weight).gather(1, to)  # of one that nobody joins: 1
     own = x[:, prefix:]
@@ -163,7 +163,7 @@ def merge(
         layer = (norm.weight, norm.bias, norm.eps) if plain_norm(norm, x) else (None, None, 0.0)
         tokens, grown, log_size, *normed = merge_rows(x, size, weight, found.root, found.n, *layer)
         return Merged(tokens, grown, log_size, normed[0] if normed else None, found)
-    size, weight = size.expand(len(x), -1), weight.expand(len(x), -1).clamp_min(TINY)
+    size, weight = size.expand(x.shape[0], -1), weight.expand(x.shape[0], -1).clamp_min(TINY)
     tokens, grown = unrounded(x.device, _merge, x, size, found, prefix, weight)
     return Merged(tokens, grown, None, None, found)
 

@@ -153,11 +153,6 @@ def read_step(data: Any) -> Step:
     return KINDS[kind].model_validate(data)
 
 
-def averaging_macs(shape: BlockShape, entering: int) -> int:
-    """Averaging patches: each counts by its share, and so does its length."""
-    return entering * (shape.width + 1)
-
-
 def class_attention_macs(info: HostInfo, shape: BlockShape, patches: int) -> int:
     """The class token's own row of attention, where the head reads a class token."""
     return (shape.width + info.prefix_tokens + patches) * shape.attention_width if info.reads_class else 0

@@ -10,7 +10,7 @@ from pydantic import Field
 
 from patchslim.hosts import HostInfo, Incoming
 from patchslim.kernels.merge import merge
-from patchslim.steps.base import WIDEST, Choosing, averaging_macs, register_step
+from patchslim.steps.base import WIDEST, Choosing, register_step
 from patchslim.steps.merge import Distant, distance_macs, told
 from patchslim.steps.reference import Choice, Seen
 from patchslim.steps.tokens import Tokens, merged_tokens
@@ -26,10 +26,9 @@ class Cover(Choosing):
     channels: int = Field(ge=1, le=WIDEST)  # of the distance
 
     def choice_macs(self, info: HostInfo, layer: int, entering: int) -> int:
-        """Features of the distance, pairs of one that goes and one that stays, and the average."""
-        shape = info.blocks[layer - 1]
+        """Features of the distance, and pairs of one that goes and one that stays."""
         pairs = self.n * (entering - self.n) * self.channels
-        return distance_macs(shape.width, self.channels, entering) + pairs + averaging_macs(shape, entering)
+        return distance_macs(info, layer, entering, self.channels) + pairs
 
     def reference(self, seen: Seen) -> Choice:
         """Every patch that goes joins the nearest one that stays."""

@@ -4,16 +4,15 @@ Those whose going costs least join the nearest that stay, and become one token w
 members. More than half of the patches may go at once.
 """
 
-import math
 from typing import Any, Literal
 
 from pydantic import Field
 from torch import Tensor, nn
 
 from patchslim.hosts import HostInfo, Incoming
-from patchslim.kernels.match import Match, chosen, unrounded
+from patchslim.kernels.match import Match, chosen, unrounded, weigh
 from patchslim.kernels.merge import merge
-from patchslim.steps.base import WIDEST, Choosing, Reducing, averaging_macs, register_step
+from patchslim.steps.base import WIDEST, Choosing, Reducing, register_step
 from patchslim.steps.reference import Choice, Seen, join_in_rounds
 from patchslim.steps.tokens import Tokens, merged_tokens, pick
 
@@ -34,10 +33,8 @@ class Merge(Choosing):
         return not self.drop
 
     def choice_macs(self, info: HostInfo, layer: int, entering: int) -> int:
-        """Features of the distance and all pairs of them, and the average."""
-        shape = info.blocks[layer - 1]
-        choice = distance_macs(shape.width, self.channels, entering) + entering**2 * self.channels
-        return choice if self.drop else choice + averaging_macs(shape, entering)
+        """Features of the distance and all pairs of them."""
+        return distance_macs(info, layer, entering, self.channels) + entering**2 * self.channels
 
     def reference(self, seen: Seen) -> Choice:
         """The same by plain loops."""
@@ -59,19 +56,17 @@ def distance_channels(info: HostInfo) -> int:
     return max(1, min(CHANNELS, most))
 
 
-def distance_macs(width: int, channels: int, patches: int) -> int:
-    """MACs of the features of so many patches."""
-    return patches * width * (channels + 1)
+def distance_macs(info: HostInfo, layer: int, entering: int, channels: int) -> int:
+    """MACs of the features and weights of all tokens that enter a block, prefix included."""
+    return (info.prefix_tokens + entering) * info.blocks[layer - 1].width * (channels + 1)
 
 
 def told(seen: Seen) -> tuple[Tensor, dict[int, float]]:
     """What a step's own distance says of the living patches of one image: features (t, c) and weights by patch."""
     distance: Any = seen.own.distance
     every = distance(seen.x[0, [seen.host.info.prefix_tokens + patch for patch in seen.alive]])
-    weights = {
-        patch: math.exp(float(log)) * seen.size[patch] for patch, log in zip(seen.alive, every[:, -1], strict=True)
-    }
-    return every[:, :-1], weights
+    weight = weigh(every[:, -1], every.new_tensor([seen.size[patch] for patch in seen.alive]))
+    return every[:, :-1], dict(zip(seen.alive, weight.tolist(), strict=True))
 
 
 class Distant(Reducing):

@@ -10,7 +10,7 @@ from torch import Tensor
 from patchslim.hosts import HostInfo, Incoming
 from patchslim.kernels.match import TINY, chosen, unit_keys
 from patchslim.kernels.merge import merge
-from patchslim.steps.base import WIDEST, Choosing, Reducing, averaging_macs, class_attention_macs, register_step
+from patchslim.steps.base import WIDEST, Choosing, Reducing, class_attention_macs, register_step
 from patchslim.steps.reference import Choice, Seen, join_in_rounds
 from patchslim.steps.selector import SelectorKind, make_selector, selector_macs, told
 from patchslim.steps.tokens import Tokens, merged_tokens, pick
@@ -36,11 +36,10 @@ class Predict(Choosing):
         return self.selector == "pool"
 
     def choice_macs(self, info: HostInfo, layer: int, entering: int) -> int:
-        """G on all that come in; where the others merge, all pairs of their keys, and averages."""
+        """G on all that come in; where the others merge, all pairs of their keys."""
         choice, shape = selector_macs(info, self.selector, self.hidden, entering), info.blocks[layer - 1]
         if self.merge:
             choice += entering**2 * shape.attention_width + class_attention_macs(info, shape, entering)
-            choice += averaging_macs(shape, entering)
         return choice
 
     def reference(self, seen: Seen) -> Choice:
@@ -58,11 +57,10 @@ class Predict(Choosing):
 
 def _matter(score: list[float], attended: list[float] | None) -> list[float]:
     """What patches weigh: the geometric mean of G's share and the class token's attention, or the share alone."""
-    total = sum(math.exp(own) for own in score)
-    share = [math.exp(own) / total for own in score]
-    if attended is None:
-        return share
-    return [math.sqrt(own * max(other, TINY)) for own, other in zip(share, attended, strict=True)]
+    log = score
+    if attended is not None:
+        log = [(own + math.log(max(other, TINY))) / 2 for own, other in zip(score, attended, strict=True)]
+    return [max(math.exp(own - max(log)), TINY) for own in log]
 
 
 class PredictRunner(Reducing, runs=Predict):
