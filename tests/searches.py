@@ -22,7 +22,7 @@ CHANNELS = (PATCHES * WIDTH // 4 - WIDTH) // (WIDTH + PATCHES)  # of a distance:
 METHODS = ps.methods
 WAYS: dict[str, Any] = {
     "merge": METHODS.Merge(blocks=None),
-    "cover": METHODS.Cover(),
+    "cover": METHODS.Cover(blocks=None),
     "predict": METHODS.Predict(epochs=3),
     "predict drop": METHODS.Predict(removed="drop", epochs=3),
     "threshold": METHODS.Predict(threshold=True, epochs=3),

@@ -24,7 +24,7 @@ class Cover(Method):
     Take it where the graph must have no sort: exported models, compilers that know few operators.
     """
 
-    blocks: Annotated[int | None, "merge in at most so many blocks; none: any"] = None
+    blocks: Annotated[int | None, "merge in at most so many blocks, where these can remove enough; none: any"] = 3
 
     group: ClassVar[str] = "ours"
 

@@ -27,6 +27,8 @@ from patchslim.search.schedule import Counts, Draft, Drops, Error, Fit, concentr
 from patchslim.slimmed import SlimBlock, slim_blocks
 from patchslim.steps import Tokens
 
+PROMISING = 1.2  # times the error that improving is expected to make up for
+
 Known = tuple[Counts, Drops]
 Block = Callable[[Any], Any]  # what enters → what leaves
 
@@ -190,15 +192,36 @@ class Measured:
 
     def _improved(self, ratio: float, counts: Counts, drops: Drops = ()) -> Counts:
         """Better counts at the same ratio, while some blocks drop."""
-        error, fits = self._cached(drops), self._fits(ratio)
-        # A move may leave no removals that fit; what does not fit is no candidate.
-        return self._better(counts, lambda counts: error(counts) if fits(counts) else math.inf, self._fit(ratio))
+        known, fits, fit = self._cached(drops), self._fits(ratio), self._fit(ratio)
+
+        def error(counts: Counts) -> float:
+            """A move may leave no removals that fit; what does not fit is no candidate."""
+            return known(counts) if fits(counts) else math.inf
+
+        return self._fewer(self._better(counts, error, fit), error, fit)
 
     def _better(self, counts: Counts, error: Error, fit: Fit) -> Counts:
         """Blocks trade patches; where few may choose, those few do once more."""
         if len(removing(self.info.patches, counts)) > self.most:
             counts = self._concentrated(improve(self.schedule, error, fit, counts), error, fit)
-        return improve(self.schedule, self._limited(error), fit, counts)
+        return improve(self.schedule, self._limited(error, self.most), fit, counts)
+
+    def _fewer(self, counts: Counts, error: Error, fit: Fit) -> Counts:
+        """One block fewer at the same budget, and again, while the error falls.
+
+        What it costs to choose in a block then pays for patches: in time that is a lot, in MACs little.
+        """
+        while (most := len(removing(self.info.patches, counts)) - 1) > 0:
+            try:
+                trial = concentrate(self.schedule, error, fit, counts, most)
+            except BudgetError:  # so few blocks can't remove enough
+                break
+            if error(trial) <= PROMISING * error(counts):
+                trial = improve(self.schedule, self._limited(error, most), fit, trial)
+            if error(trial) >= error(counts):
+                break
+            counts = trial
+        return counts
 
     def _concentrated(self, counts: Counts, error: Error, fit: Fit) -> Counts:
         """Counts that remove patches in as few blocks as was asked for, or in as few as can remove enough."""
@@ -211,10 +234,10 @@ class Measured:
                 self.most += 1
                 self.listen({"event": "blocks", "blocks": self.most})
 
-    def _limited(self, error: Error) -> Error:
+    def _limited(self, error: Error, most: int) -> Error:
         """The same error, infinite where more blocks choose than may: one that can't remove enough leaves some to the
         next."""
-        return lambda counts: error(counts) if len(removing(self.info.patches, counts)) <= self.most else math.inf
+        return lambda counts: error(counts) if len(removing(self.info.patches, counts)) <= most else math.inf
 
     def within(self, tolerance: float) -> Counts:
         """As little as keeps the error within the tolerance: down past it, back, better there, and on to it again."""
@@ -222,7 +245,7 @@ class Measured:
         counts = descend(self.schedule, error, self.cost.of, lambda counts: error(counts) > tolerance)
         counts = self._scaled(counts, error, tolerance)
         counts = self._better(counts, error, self._fit(self.cost.of(counts) / host_macs(self.info)))
-        return self._scaled(counts, self._limited(error), tolerance)
+        return self._scaled(counts, self._limited(error, self.most), tolerance)
 
     def choose_drops(self, counts: Counts) -> Drops:
         """The blocks that do better to drop than to merge, the last ones tried first."""

@@ -44,7 +44,7 @@ class Schedule:
             counts.append(left)
         return (*counts, *[0] * (self.info.depth - self.blocks))
 
-    def removals(self, counts: Counts) -> list[float]:
+    def removals(self, counts: Sequence[int]) -> list[float]:
         """The removals that lead to some counts, at scale 1."""
         above = (self.info.patches, *counts)
         return [float(above[block] - counts[block]) for block in range(self.blocks)]
@@ -64,6 +64,14 @@ class Schedule:
     def least(self) -> Counts:
         """As much removed as early as can be."""
         return self.counts([1.0] * self.blocks, 1e6 * self.info.patches)
+
+    def early(self, blocks: int) -> Counts:
+        """As much removed in the first so many blocks as can be, and nothing after them."""
+        left = [self.info.patches]
+        for block in range(self.blocks):
+            fewer = max(1, left[-1] // 2) if self.halves else 1
+            left.append(fewer if block < blocks else left[-1])
+        return self.counts(self.removals(left[1:]), 1.0)
 
     def fit(self, removals: Sequence[float], fits: Callable[[Counts], bool]) -> Counts:
         """The least scaled removals that fit, found by bisection; the most there can be if none do."""
