@@ -51,6 +51,19 @@ def value(name: str, how: str) -> Column:
     return lambda row: EMPTY if row.values is None or name not in row.values else format(row.values[name], how)
 
 
+def share_of(row: Row) -> float | None:
+    """How much of what its MACs promise a model is faster, over the host with the same patch embedding."""
+    if row.speedup_same_embedding is None or row.macs_ratio is None:
+        return None
+    return row.speedup_same_embedding * row.macs_ratio
+
+
+def share(row: Row) -> str:
+    """The same as a column."""
+    found = share_of(row)
+    return EMPTY if found is None else f"{found:.0%}"
+
+
 def total(names: Sequence[str]) -> Column:
     """The sum of some of a row's numbers that have no column of their own; those that are not there are 0."""
     return lambda row: f"{sum((row.values or {}).get(name, 0) for name in names):,.0f}"
@@ -82,6 +95,7 @@ COLUMNS: dict[str, dict[str, Column]] = {
         "mode": number("mode", ""),
         "× host": number("speedup", ".2f"),
         "× host, same embedding": number("speedup_same_embedding", ".2f"),
+        "of the promised": share,
     },
     "search": {
         "method": method_of,

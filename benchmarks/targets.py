@@ -8,7 +8,7 @@ from typing import Any
 
 from benchmarks.inputs import BASE, DINO, DINO_LARGE, LARGE, MODEL, PROMISED, SMALL
 from benchmarks.rows import Row
-from benchmarks.table import EMPTY, markdown_lines
+from benchmarks.table import EMPTY, markdown_lines, share_of
 
 Where = Mapping[str, Any]  # columns of a row and what they hold
 
@@ -24,7 +24,7 @@ class Kind:
 
 KINDS = {
     "× host": Kind(lambda row: row.speedup, True),
-    "share of the promised": Kind(lambda row: _share(row), True, ".0%"),
+    "share of the promised": Kind(share_of, True, ".0%"),
     "share of the promised step": Kind(lambda row: (row.values or {}).get("share"), True, ".0%"),
     "points lost": Kind(lambda row: row.lost, False),
     "error": Kind(lambda row: row.error, False, ".4f"),
@@ -97,13 +97,6 @@ def _accurate() -> Iterator[Wanted]:
             yield Wanted(f"DeiT-Ti, −{1 - ratio:.0%}{tuned}".replace("%", " %"), "points lost", method, bound, where)
     usual, fine = one | {"target_macs": 0.55}, every | {"image_size": 448}
     yield Wanted("DeiT-Ti, −60 % at 448 px against −45 % at 224 px", "error", "merge", usual, fine)
-
-
-def _share(row: Row) -> float | None:
-    """How much of what MACs promise is there, over the host with the same patch embedding."""
-    if row.speedup_same_embedding is None or row.macs_ratio is None:
-        return None
-    return row.speedup_same_embedding * row.macs_ratio
 
 
 def value_of(rows: Sequence[Row], kind: Kind, method: str, where: Where) -> float | None:
