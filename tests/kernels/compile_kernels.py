@@ -12,79 +12,59 @@ from patchslim.kernels import match_kernels as pairing
 
 FLOATS = {"scale": "fp32", "eps": "fp32"}
 MOST_SHARED = 99 * 1024  # bytes that a program may keep to itself on the least of GPUs since 2020
-BF16 = dict.fromkeys("qkvxz", "*bf16") | {"matrix": "*bf16", "bias": "*bf16"}
-FP32 = dict.fromkeys("qkvxz", "*fp32") | {"matrix": "*fp32", "bias": "*fp32"}
-FOUND = {"weight": "*fp32", "size": "*fp32", "cost": "*fp32", "grown": "*fp32"}
-FOUND |= {"gone": "*i8", "parent": "*i32", "to": "*i32", "place": "*i32"}
+BF16 = dict.fromkeys([*"qkvxz", "rows", "log_size"], "*bf16")
+FP32 = dict.fromkeys([*"qkvxz", "rows", "log_size"], "*fp32")
+FOUND = {"weight": "*fp32", "size": "*fp32", "cost": "*fp32", "grown": "*fp32", "gone": "*i8", "gained": "*i64"}
+FOUND |= dict.fromkeys(["parent", "root", "member", "begin"], "*i32")
 NORM = {"out": "*bf16", "gain": "*bf16", "bias": "*bf16", "normed": "*bf16"}
 HEAD = {"WIDTH": 64, "CHANNELS": 64, "EXACT": "tf32"}
 WIDE = {"WIDTH": 128, "CHANNELS": 128, "EXACT": "ieee"}  # the widest head, in fp32
-FEATURES = {"WIDTH": 31, "CHANNELS": 32}  # of a distance
-KEYS = {"WIDTH": 192, "CHANNELS": 64}  # of all heads
+FEATURES = {"WIDTH": 31, "CHANNELS": 32, "EXACT": "tf32"}  # of a distance
+KEYS = {"WIDTH": 192, "CHANNELS": 64, "EXACT": "ieee"}  # of all heads, in fp32
 Case = tuple[Any, dict[str, str], dict[str, Any], dict[str, int]]
 
 
-def attend(kinds: dict[str, str], head: dict[str, Any], tokens: int, sized: bool) -> Case:
+def attend(kinds: dict[str, str], head: dict[str, Any], tokens: int, n: int, sized: bool) -> Case:
     """Attention's kernel in the tile that it takes for a batch of so many tokens."""
     line = head["CHANNELS"] * (2 if kinds is BF16 else 4)
-    rows, keys, stages = attention._tile(tokens, line)
-    kinds = kinds | {"out": kinds["q"]} | ({} if sized else {"size": "constexpr"})
-    constants = head | {"ROWS": rows, "KEYS": keys, "SIZED": sized} | ({} if sized else {"size": None})
-    return attention._attend, kinds, constants, {"num_warps": 4, "num_stages": stages}
+    rows, keys, warps, stages = attention._tile(tokens, n, line)
+    kinds = kinds | {"out": kinds["q"]} | ({} if sized else {"rows": "constexpr"})
+    constants = head | {"ROWS": rows, "KEYS": keys, "SIZED": sized} | ({} if sized else {"rows": None})
+    return attention._attend, kinds, constants, {"num_warps": warps, "num_stages": stages}
 
 
-def alone(kinds: dict[str, str], features: dict[str, Any], first: bool, fused: bool, sized: bool) -> Case:
-    """The kernel that does all of an image."""
-    gone = ([] if fused else ["x", "matrix", "bias"]) + ([] if sized else ["size"])
-    constants = features | {"OUT": 32, "PATCHES": 256, "SIDE": pairing.SIDE, "EXACT": how(kinds)}
-    constants |= {"SIZED": sized, "FIRST": first, "FUSED": fused} | dict.fromkeys(gone)
-    return pairing.choose_alone, kinds, constants, {"num_warps": 8}
+def choosing(kinds: dict[str, str], features: dict[str, Any], side: int, columns: int, sized: bool) -> list[Case]:
+    """All kernels that find what goes and what it joins."""
+    tile = {"SIDE": side, "COLUMNS": columns}
+    looking = tile | features | {"SIZED": sized} | ({} if sized else {"size": None})
+    rounds = [(pairing.find_heavier, kinds, looking | {"SECOND": second}, {}) for second in (False, True)]
+    leaves = [(pairing.leave, kinds, tile | {"SECOND": second}, {}) for second in (False, True)]
+    joins = [
+        (pairing.join, kinds, looking | {"FIRST": first} | ({"gone": None} if first else {}), {})
+        for first in (False, True)
+    ]
+    return [*rounds, *leaves, *joins, (merge._list_members, kinds, tile, {})]
 
 
-def phases(kinds: dict[str, str], features: dict[str, Any], side: int, sized: bool) -> list[Case]:
-    """Those of many patches."""
-    constants = features | {"SIDE": side, "COLUMNS": pairing.SIDE, "EXACT": how(kinds), "SIZED": sized}
-    constants |= {} if sized else {"size": None}
-    rounds = [(pairing.find_heavier, kinds, constants | {"SECOND": second}, {}) for second in (False, True)]
-    joins = [(pairing.join, kinds, constants | {"FIRST": first}, {}) for first in (False, True)]
-    return [*rounds, *joins]
-
-
-def leaving(patches: int, second: bool) -> Case:
-    """The count of those that go."""
-    bits = 4 if patches <= pairing.MANY else 2
-    return pairing.leave, BF16, {"PATCHES": patches, "SECOND": second, "BITS": bits}, {"num_warps": 8}
-
-
-def how(kinds: dict[str, str]) -> str:
-    """How products are taken."""
-    return "ieee" if kinds["z"] == "*fp32" else "tf32"
-
-
-def merging(kinds: dict[str, str], width: int, patches: int) -> Case:
+def merging(kinds: dict[str, str], width: int, some: int) -> Case:
     """The averages."""
-    constants = {"WIDTH": width, "PATCHES": patches, "SOME": merge.SOME, "NORM": True}
-    return merge._merge_place, kinds | NORM, constants, {"num_warps": merge.warps_for(width, patches)}
+    return merge._merge_members, kinds | NORM, {"WIDTH": width, "SOME": some, "NORM": True}, {"num_warps": 1}
 
 
 # Of every kernel: types of its pointers, constants as ViTs of 196 patches give them, and how it is launched.
 CASES: list[Case] = [
-    attend(BF16, HEAD, 197, False),
-    attend(BF16, HEAD, 197, True),
-    attend(BF16, HEAD, 50000, True),
-    attend(FP32, WIDE, 197, True),
-    attend(FP32, WIDE, 50000, True),
+    attend(BF16, HEAD, 197, 197, False),
+    attend(BF16, HEAD, 197, 197, True),
+    attend(BF16, HEAD, 50000, 98, True),
+    attend(BF16, HEAD, 50000, 685, True),
+    attend(FP32, WIDE, 197, 197, True),
+    (attention._size_rows, BF16, {}, {"num_warps": 1}),
     (attention._class_rows, BF16 | {"out": "*fp32"}, {"WIDTH": 64, "CHANNELS": 64, "KEYS": 256}, {}),
-    *(alone(BF16, FEATURES, first, fused, True) for first in (False, True) for fused in (False, True)),
-    alone(BF16, FEATURES, False, True, False),
-    alone(FP32, FEATURES, False, True, True),
-    *phases(BF16, FEATURES, pairing.SIDE, True),
-    *phases(BF16, FEATURES, pairing.FEW, False),
-    *phases(FP32, KEYS, pairing.SIDE, True),
-    leaving(512, False),
-    leaving(4096, True),
-    merging(BF16, 256, 256),
-    merging(BF16, 1024, 4096),
+    *choosing(BF16, FEATURES, pairing.SIDE, pairing.COLUMNS, True),
+    *choosing(BF16, FEATURES, pairing.FEW, pairing.COLUMNS, False),
+    *choosing(FP32, KEYS, pairing.SIDE, pairing.SIDE, False),
+    merging(BF16, 256, merge.SOME),
+    merging(BF16, 1024, merge.SOME // 2),
 ]
 # On Hopper only, where more can be kept.
 DESCRIBED = {"x": "tensordesc<bf16[128,64]>", "weight": "tensordesc<bf16[128,64]>", "bias": "*bf16"}

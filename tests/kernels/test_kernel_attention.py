@@ -8,30 +8,56 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kernel_inputs import DEVICE, SHAPES, drawn, kernels_run, keys_of
+from kernel_inputs import DEVICE, DTYPES, SHAPES, SIZES, drawn, kernels_run, keys_of, sizes_of
 from patchslim.kernels import attention, available
-from patchslim.kernels.attention import attend, class_attention, plain, sized
+from patchslim.kernels.attention import attend, class_attention, plain, size_rows, sized
 
 pytest.importorskip("triton")
 
 
-@given(SHAPES, st.integers(1, 9), st.booleans(), st.integers(0, 99))
+@pytest.mark.parametrize("dtype", DTYPES)
+@given(st.integers(1, 2), st.integers(1, 2), st.integers(1, 90), st.sampled_from([4, 12, 64]), st.data())
 @settings(max_examples=8, deadline=None)
-def test_attention_with_sizes(shape: Any, n: int, shared: bool, seed: int) -> None:
-    batch, heads, n_in, width = shape
-    normal = drawn(seed)
-    k, v, q = keys_of(normal, *shape), keys_of(normal, *shape), normal(batch, heads, min(n, n_in), width)
-    size = normal(1 if shared else batch, n_in).abs() + 1
-    found = attend(q, k, v, size, 0.4)
-    wanted = sized(size)(q, k, v, scale=0.4, dropout=0.0, fused=False)
-    torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-5)
+def test_attention_with_sizes(dtype: torch.dtype, batch: int, heads: int, n_in: int, width: int, data: Any) -> None:
+    normal, n = drawn(data.draw(st.integers(0, 99))), data.draw(st.integers(1, n_in))
+    k, v = (keys_of(normal, batch, heads, n_in, width).to(dtype) for _ in range(2))
+    q, size = normal(batch, heads, n, width).to(dtype), sizes_of(data.draw(SIZES), normal, batch, n_in)
+    size = torch.ones(1, n_in, device=DEVICE) if size is None else 9 * size  # logits by as much as 5 more
+    found = attend(q, k, v, size_rows(size, k), 0.4)
+    wanted = sized(size)(q.float(), k.float(), v.float(), scale=0.4, dropout=0.0, fused=False)
+    close = 1e-5 if dtype == torch.float32 else 8e-3
+    torch.testing.assert_close(found.float(), wanted, rtol=close, atol=close)
     assert found.transpose(1, 2).is_contiguous()  # what the projection reads without a copy
-    wanted = plain(q, k, v, scale=0.4, dropout=0.0, fused=False)
+    wanted = plain(q.float(), k.float(), v.float(), scale=0.4, dropout=0.0, fused=False)
     for launches in (True, False):
         with patch.object(attention, "worth_launching", lambda kernel, answer=launches: answer):
             once = attend(q, k, v, None, 0.4)
-        torch.testing.assert_close(once, wanted, rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(once.float(), wanted, rtol=close, atol=close)
         assert once.transpose(1, 2).is_contiguous()
+
+
+def test_sizes_of_another_precision_are_read_anew() -> None:
+    """Under autocast keys are not what tokens are."""
+    normal = drawn(0)
+    k, q, size = keys_of(normal, 1, 2, 9, 8), normal(1, 2, 4, 8), normal(1, 9).abs() + 1
+    with kernels_run():
+        wanted = sized(size)(q, k, k, scale=0.4, dropout=0.0, fused=True)
+        for log_size in (size_rows(size, k), size_rows(size, k.half())):
+            found = sized(size, log_size)(q, k, k, scale=0.4, dropout=0.0, fused=True)
+            assert torch.equal(found, wanted)
+
+
+@pytest.mark.skipif(DEVICE == "cpu", reason="takes the interpreter minutes")
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("batch", "n", "n_in"), [(3, 100, 100), (2, 300, 600), (1, 4097, 4097), (1, 16, 4097)])
+def test_many_keys(dtype: torch.dtype, batch: int, n: int, n_in: int) -> None:
+    normal = drawn(0)
+    k, v, q = keys_of(normal, batch, 2, n_in, 64), keys_of(normal, batch, 2, n_in, 64), normal(batch, 2, n, 64)
+    size = sizes_of("own", normal, batch, n_in)
+    assert size is not None
+    found = attend(q.to(dtype), k.to(dtype), v.to(dtype), size_rows(size, k.to(dtype)), 0.125)
+    wanted = sized(size)(q, k, v, scale=0.125, dropout=0.0, fused=False)
+    torch.testing.assert_close(found.float(), wanted, rtol=1e-2, atol=2e-5 if dtype == torch.float32 else 1e-2)
 
 
 @given(SHAPES, st.sampled_from(["none", "shared", "own"]), st.integers(0, 99))

@@ -19,10 +19,10 @@ from torch import Tensor, nn
 from hf_small import make_hf
 from kernel_inputs import DEVICE, drawn, kernels_run, keys_of
 from patchslim.hosts import open_host
-from patchslim.kernels import attention, match, match_kernels, mlp
+from patchslim.kernels import attention, match_kernels, mlp
 from patchslim.kernels import merge as averaging
 from patchslim.kernels.attention import plain, sized
-from patchslim.kernels.match import pairs_by_distance
+from patchslim.kernels.match import chosen
 from patchslim.kernels.merge import merge
 
 pytest.importorskip("triton")
@@ -47,14 +47,17 @@ class Merging(nn.Module):
     def forward(self, images: Tensor) -> Tensor:
         """(B, C, H, W) → (B, classes)."""
         host, math, prefix = self.host, self.host.math, self.host.info.prefix_tokens
-        x, size = host.embed(images), None
+        x, size, log_size = host.embed(images), None, None
         for block, features in zip(host.blocks, self.features, strict=True):
-            incoming, query = (read := math.read(block, x)), math.class_query(block, read)
-            n = (x.shape[1] - prefix) * 2 // 3
-            found, importance = pairs_by_distance(features(x[:, prefix:]), n, incoming.k, size, query)
-            merged = merge(x, size, found, prefix, importance, math.first_norm(block))
-            mix = plain if size is None else sized(size)
-            x, size = math.compute(block, merged.x, incoming, mix, merged.normed), merged.size
+            incoming, n = math.read(block, x), (x.shape[1] - prefix) * 2 // 3
+            found, weight = chosen(features(x)[:, prefix:], None if size is None else size[:, prefix:], n)
+            merged = merge(x, size, found, prefix, weight, math.first_norm(block))
+            mix = plain if size is None else sized(size, log_size)
+            x, size, log_size = (
+                math.compute(block, merged.x, incoming, mix, merged.normed),
+                merged.size,
+                merged.log_size,
+            )
         return host.logits(x)
 
 
@@ -91,25 +94,25 @@ def test_a_compiler_takes_them_as_they_are() -> None:
         found = torch.compile(merging, backend=keep, fullgraph=True)(images)
     torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-4)
     called = {str(node.target).split(".")[1] for node in graphs[0].graph.nodes if "patchslim." in str(node.target)}
-    assert called == {"pair_lighter", "merge_rows", "attend"}
+    assert called == {"choose", "merge_rows", "attend"}
 
 
 @pytest.mark.usefixtures("launching")
 def test_a_compiler_can_rely_on_their_shapes() -> None:
     normal = drawn(0)
     k, q, size = keys_of(normal, 2, 3, 9, 8), normal(2, 3, 4, 8), normal(2, 9).abs() + 1
-    place = match.pair(k[:, :, 1:], normal(2, 8), 6)
+    rows, z = attention.size_rows(size, k), normal(2, 8, 4)
+    root, weight = match_kernels.choose(z, None, 6, False)
     for name, args in (
-        ("attend", (q, k, k, size, 0.4)),
+        ("size_rows", (size, k)),
+        ("attend", (q, k, k, rows, 0.4)),
         ("attend", (q, k, k, None, 0.4)),
         ("class_rows", (q[:, :, :1], k, size, 0.4)),
         ("linear_gelu", (q.half(), normal(16, 8).half(), normal(16).half())),
-        ("pair", (k[:, :, 1:], normal(2, 8), 6)),
-        ("pair_lighter", (normal(2, 8, 4), 6, None, None, None, 0.0)),
-        ("pair_lighter", (normal(2, 8, 4), 6, q[:, :, :1], k, None, 0.4)),
-        ("pair_lighter", (normal(2, 8, 4), 6, q[:, :, :1], k, size, 0.4)),
-        ("merge_rows", (normal(2, 9, 20), size, size[:, 1:], place, 6, None, None, 0.0)),
-        ("merge_rows", (normal(2, 9, 20), size, size[:, 1:], place, 6, normal(20), normal(20), 1e-5)),
+        ("choose", (z, None, 6, False)),
+        ("choose", (z, size[:, 1:], 6, True)),
+        ("merge_rows", (normal(2, 9, 20), size, weight, root, 6, None, None, 0.0)),
+        ("merge_rows", (normal(2, 9, 20), size, weight, root, 6, normal(20), normal(20), 1e-5)),
     ):
         operator = getattr(torch.ops.patchslim, name).default
         torch.library.opcheck(operator, args, test_utils=("test_schema", "test_faketensor"))
@@ -122,7 +125,7 @@ def test_they_compile_for_gpus_that_need_not_be_here() -> None:
     done = subprocess.run([sys.executable, str(script)], env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-2000:]
     compiled = {line.split()[0] for line in done.stdout.splitlines()}
-    assert compiled == set.union(*map(launched, (attention, match, match_kernels, averaging, mlp)))
+    assert compiled == set.union(*map(launched, (attention, match_kernels, averaging, mlp)))
 
 
 def launched(room: ModuleType) -> set[str]:
