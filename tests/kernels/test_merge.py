@@ -17,8 +17,9 @@ def anyhow(patches: int, n: int, seed: int) -> Match:
     gone = torch.ones(IMAGES, patches, dtype=torch.bool)
     for own in gone:
         own[torch.randperm(patches, generator=generator)[:n]] = False
-    place = (~gone).cumsum(dim=1) - 1
-    return Match(torch.where(gone, torch.randint(0, n, gone.shape, generator=generator), place), gone, n)
+    stays = (~gone).nonzero()[:, 1].view(IMAGES, n)
+    joined = stays.gather(1, torch.randint(0, n, gone.shape, generator=generator))
+    return Match(torch.where(gone, joined, torch.arange(patches)), n)
 
 
 def drawn(patches: int, seed: int, dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor, Tensor]:
@@ -84,7 +85,7 @@ def test_when_all_stay_nothing_changes() -> None:
 def test_opposite_patches_and_weights_of_nothing_give_numbers() -> None:
     x = torch.ones(1, 4, WIDTH)
     x[:, 2] = -1
-    found = Match(torch.tensor([[0, 0, 1, 1]]), torch.tensor([[False, True, False, True]]), 2)
+    found = Match(torch.tensor([[0, 0, 2, 2]]), 2)
     for weight in (torch.ones(1, 4), torch.zeros(1, 4), torch.tensor([[0.0, 1.0, 1.0, TINY]])):
         assert bool(merge(x, None, found, 0, weight).x.isfinite().all())
 

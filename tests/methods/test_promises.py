@@ -33,11 +33,11 @@ def quick(name: str, **settings: Any) -> Any:
 
 
 @cache
-def slimmed(name: str) -> tuple[nn.Module, dict[str, Tensor], nn.Module]:
+def slimmed(name: str, ratio: float = 0.7) -> tuple[nn.Module, dict[str, Tensor], nn.Module]:
     """A host, its weights before, and its slim model, one for all tests that ask."""
     model = make_host()
     before = copy.deepcopy(model.state_dict())
-    return model, before, ps.slim(model, make_images(16), quick(name), macs=0.7, batch_size=8)
+    return model, before, ps.slim(model, make_images(16), quick(name), macs=ratio, batch_size=8)
 
 
 def check(method: Any, task: Task, ratio: float) -> None:
@@ -116,7 +116,7 @@ def test_it_says_how_it_came_about(name: str) -> None:
 
 @pytest.mark.parametrize("name", [*FREE, DEFAULT])
 def test_it_learns(name: str) -> None:
-    model, _, slim = slimmed(name)
+    model, _, slim = slimmed(name, 0.5 if name == DEFAULT else 0.7)  # at 0.7 it loses too little to win any back
     config = RecoverConfig(epochs=3, block_epochs=0, batch_size=8, learning_rate=3e-5, ema=0.0)
     found = recover(slim, model, make_images(32), config)
     assert type(found.model) is type(slim)

@@ -134,8 +134,8 @@ OLD_PLAN = {
 @pytest.mark.parametrize(
     ("name", "content", "words"),
     [
-        ("plan.json", OLD_PLAN, "is a plan of version 3, this patchslim reads 4; make the plan anew with"),
-        ("plan.json", {"version": 5}, "is a plan of version 5, this patchslim reads 4; upgrade patchslim"),
+        ("plan.json", OLD_PLAN, "is a plan of version 3, this patchslim reads 5; make the plan anew with"),
+        ("plan.json", {"version": 6}, "is a plan of version 6, this patchslim reads 5; upgrade patchslim"),
         (
             "config.json",
             {"format": "patchslim run", "version": 1, "host": {"library": "timm"}, "settings": {"select": "static"}},

@@ -21,7 +21,7 @@ class Cover(Method):
     hand, the one nearest to it by a distance learnt from what the difference does to the output.
 
     Accuracy and speed lie between merge and drop.
-    Take it where the graph must have no sort: exported models, compilers that know few operators.
+    Take it where the graph must have no sort, as for some compilers.
     """
 
     blocks: Annotated[int | None, "merge in at most so many blocks, where these can remove enough; none: any"] = 3

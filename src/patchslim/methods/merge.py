@@ -22,7 +22,7 @@ class Merge(Method):
     Take it unless you need the plainest graph or the last bit of speed at batch 1; then take cover or drop.
     """
 
-    blocks: Annotated[int | None, "merge in at most so many blocks, where these can remove enough; none: any"] = 3
+    blocks: Annotated[int | None, "merge in at most so many blocks; none: any"] = 3
 
     group: ClassVar[str] = "ours"
     many_images: ClassVar[bool] = True

@@ -1,7 +1,7 @@
 """`cover`: the first n patches of the plan's order stay; each other one joins the nearest of them.
 
 Which patches stay is the same for all images. Which patch joins which is decided in the image at hand, by a distance
-that the step owns: one product and one minimum. Nothing is sorted or looked up.
+that the step owns: one product and one minimum. Nothing is sorted.
 """
 
 from typing import Any, ClassVar, Literal
