@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 
 import patchslim as ps
 from patchslim.macs import steps_macs
+from patchslim.methods import Cover
 from patchslim.plan import static_steps
-from patchslim.search.cost import PARTS, fit_prices, parts_of
+from patchslim.search.cost import PARTS, LatencyCost, fit_prices, parts_of
 from patchslim.steps import Step
 from patchslim.steps.cover import Cover
 from patchslim.steps.merge import Merge
@@ -98,3 +99,30 @@ def test_under_noise_prices_stay_near_those_of_macs() -> None:
         errors += [abs(found[part] / (2e-5 * scale) - 1) for part in (1, 2, 3)]
     assert sorted(errors)[len(errors) // 2] < 0.5
     assert max(errors) < 1
+
+
+@given(st.floats(0.5, 2.0), st.floats(0.4, 2.5))
+def test_two_whole_networks_tell_what_choosing_costs_there(factor: float, dearer: float) -> None:
+    """One chooses in a block, one in three; of a network between them nobody told."""
+    draft = Cover(blocks=None).draft(INFO)
+    blocks_say = LatencyCost(draft, (0.02, 1e-6, 1e-6, 1e-6, 0.0, 0.03, 1e-6), 0.05)
+    few, between, many = (16, 8, 8, 0), (12, 8, 8, 0), (13, 10, 7, 0)
+
+    def true(counts: tuple[int, ...]) -> float:
+        rest, choosing = blocks_say.shares(counts)
+        return factor * (rest + dearer * choosing)
+
+    right = blocks_say.right_for_both((few, true(few)), (many, true(many)))
+    assert right.share(between) == pytest.approx(true(between))
+    in_proportion = blocks_say.right_for(many, true(many))
+    if not 0.9 < dearer < 1.1:
+        assert abs(in_proportion.share(few) / true(few) - 1) > abs(right.share(few) / true(few) - 1)
+
+
+def test_what_choosing_costs_is_not_believed_to_be_quite_another() -> None:
+    """As noise would have it, it is a gain; prices stay above zero, and right for the network that chooses least."""
+    own = LatencyCost(Cover(blocks=None).draft(INFO), (0.02, 1e-6, 1e-6, 1e-6, 0.0, 0.03, 1e-6), 0.05)
+    for many in (0.3, 3.0):
+        right = own.right_for_both(((16, 8, 8, 0), 0.8), ((13, 10, 7, 0), many))
+        assert right.share((16, 8, 8, 0)) == pytest.approx(0.8)
+        assert min(right.prices[part] for part in (0, 1, 2, 3, 5, 6)) > 0

@@ -24,7 +24,9 @@ from patchslim.timing.stopwatch import Conditions
 PAPERS_TOLERANCE = 0.01
 PARTS = 7  # of a block's work, see `parts_of`
 MACS = (1, 2, 3)  # those that every block has and that are counted in MACs
+CHOOSING = (5, 6)
 EXTRAS, EXTRA = (0, 5), 0.1  # those that are there or not, and what they may cost: of a whole block
+DEARER = 3  # times as dear or as cheap as blocks alone say choosing may be in a whole network, at most
 
 Found = TypeVar("Found")
 # A share of the host's cost → a plan within it, and what else is known.
@@ -109,17 +111,37 @@ class LatencyCost:
 
     def share(self, counts: Sequence[int]) -> float:
         """The time over the host's."""
-        parts = parts_of(self.draft.info, self.draft.steps(tuple(counts), ()))
-        return self.fixed + sum(price * part for own in parts for price, part in zip(self.prices, own, strict=True))
+        return sum(self.shares(counts))
 
     def of(self, counts: Sequence[int]) -> float:
         """The time in the host's MACs."""
         return self.share(counts) * host_macs(self.draft.info)
 
+    def shares(self, counts: Sequence[int]) -> tuple[float, float]:
+        """The time of all but choosing, and that of choosing, over the host's."""
+        parts = parts_of(self.draft.info, self.draft.steps(tuple(counts), ()))
+        times = [price * sum(column) for price, column in zip(self.prices, zip(*parts, strict=True), strict=True)]
+        choosing = sum(times[part] for part in CHOOSING)
+        return self.fixed + sum(times) - choosing, choosing
+
     def right_for(self, counts: Sequence[int], share: float) -> Self:
         """The same in proportion, right for a network that was timed as a whole."""
         factor = share / self.share(counts)
         return replace(self, prices=tuple(factor * price for price in self.prices), fixed=factor * self.fixed)
+
+    def right_for_both(self, few: tuple[Sequence[int], float], many: tuple[Sequence[int], float]) -> Self:
+        """The same, right for two whole networks and their shares: one that chooses in few blocks, one in many.
+
+        In a whole network choosing may be dearer than blocks alone say, or cheaper: a compiler gains less or more there.
+        """
+        (rest, choosing), (rest_many, choosing_many) = self.shares(few[0]), self.shares(many[0])
+        ratio = few[1] / many[1]
+        # rest + dearer × choosing = ratio × (rest_many + dearer × choosing_many)
+        more = ratio * choosing_many - choosing
+        dearer = (rest - ratio * rest_many) / more if more > 0 else 1.0
+        dearer = min(max(dearer, 1 / DEARER), DEARER)
+        prices = [price * (dearer if part in CHOOSING else 1.0) for part, price in enumerate(self.prices)]
+        return replace(self, prices=tuple(prices)).right_for(*few)
 
 
 Cost = MacCost | LatencyCost

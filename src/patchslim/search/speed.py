@@ -16,6 +16,7 @@ from patchslim.timing.stopwatch import Stopwatch
 CLOSE = 0.02  # a plan this close to the speed-up asked for is not corrected
 ROUNDS = 4  # plans timed as a whole, at most
 FAR = 0.07  # plans this much slower than asked for, and times that spread this much, are told
+FEW = 3  # blocks that choose in the smaller of two networks, unless that is said
 ENDS = (0.8, 0.5, 0.25, 0.1)  # of the patches left at the end of the networks whose blocks are timed
 
 Timer = Callable[[SlimPlan], dict[str, Any]]
@@ -82,16 +83,22 @@ class SpeedBudget(Budget):
             warnings.warn(busy, PatchslimWarning, stacklevel=2)
 
     def _cost(self, ratio: float) -> LatencyCost:
-        """Prices from timed blocks, made right for a whole network about as fast as asked, by its MACs."""
+        """Prices from timed blocks, made right for whole networks about as fast as asked, by their MACs: one that
+        removes evenly, and where blocks choose patches one in which few do."""
         parts, times = [], []
         for counts in self._probes():
             parts += parts_of(self.info, self.draft.steps(counts, ()))
             times += self.watch.blocks(self.draft.sketch(counts))
         rest = self.watch.rest(self.draft.sketch(self.schedule.everything))
         rough = LatencyCost(self.draft, tuple(fit_prices(parts, times)), rest, self.watch.multiple())
-        limit, macs = ratio * host_macs(self.info), MacCost(self.draft)
-        near = self.schedule.fit([1.0] * self.schedule.blocks, lambda counts: macs.of(counts) <= limit)
-        return rough.right_for(near, self._share(near))
+        limit, macs, blocks = ratio * host_macs(self.info), MacCost(self.draft), self.schedule.blocks
+        most = self.draft.most or FEW
+        places = {int(blocks * (place + 0.5) / most) for place in range(most)}
+        removals = [1.0] * blocks, [float(block in places) for block in range(blocks)]
+        many, few = (self.schedule.fit(own, lambda counts: macs.of(counts) <= limit) for own in removals)
+        if few == many or not rough.shares(many)[1]:
+            return rough.right_for(many, self._share(many))
+        return rough.right_for_both((few, self._share(few)), (many, self._share(many)))
 
     def _probes(self) -> list[Counts]:
         """Networks whose blocks are timed: removing evenly to various ends, and at once early or half-way."""
