@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.linalg import vector_norm
 
 from patchslim.kernels.available import DTYPES, MOST_TOKENS, in_inference, operator, tl, triton
 from patchslim.kernels.match import TINY, Match, unrounded
@@ -27,14 +28,14 @@ class Merged(NamedTuple):
 
 def _merge(x: Tensor, size: Tensor, found: Match, prefix: int, weight: Tensor) -> tuple[Tensor, Tensor]:
     """Tokens and sizes, whose precision `unrounded` leaves as it is: (B, p + n, d), (B, p + n)."""
-    batch, to = len(x), found.to.long()
+    batch, to = x.shape[0], found.to.long()
     none = weight.new_zeros(batch, found.n)
     share = weight / none.scatter_add(1, to, weight).gather(1, to)  # of one that nobody joins: 1
     own = x[:, prefix:]
     place = (to + torch.arange(0, batch * found.n, found.n, device=x.device)[:, None]).flatten()
     rows = (own * share[..., None].to(own)).flatten(0, 1)
     mean = rows.new_zeros(batch * found.n, x.shape[2]).index_add(0, place, rows).unflatten(0, (batch, found.n))
-    length = none.scatter_add(1, to, share * own.norm(dim=2).to(share)) / mean.norm(dim=2).clamp_min(TINY)
+    length = none.scatter_add(1, to, share * vector_norm(own, dim=2).to(share)) / vector_norm(mean, dim=2).clamp_min(TINY)
     # How many patches a token stands for is counted, and has no derivative.
     grown = size.new_zeros(batch, found.n).scatter_add(1, to, size[:, prefix:].detach())
     mean = (mean * length[..., None]).to(x.dtype)
@@ -126,7 +127,7 @@ def merge(
         layer = (norm.weight, norm.bias, norm.eps) if plain_norm(norm, x) else (None, None, 0.0)
         rows, grown, *normed = merge_rows(x, size, weight, found.to, found.n, *layer)
         return Merged(rows, grown, normed[0] if normed else None, found)
-    size, weight = size.expand(len(x), -1), weight.expand(len(x), -1).clamp_min(TINY)
+    size, weight = size.expand(x.shape[0], -1), weight.expand(x.shape[0], -1).clamp_min(TINY)
     rows, grown = unrounded(x.device, _merge, x, size, found, prefix, weight)
     return Merged(rows, grown, None, found)
 
