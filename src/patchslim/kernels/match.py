@@ -26,7 +26,7 @@ class Match(NamedTuple):
     @property
     def keep(self) -> Tensor:
         """(B, n): the patches that stay."""
-        return self.gone.to(torch.uint8).argsort(dim=1, stable=True)[:, : self.n]
+        return self.gone.to(torch.uint8).sort(dim=1, stable=True).indices[:, : self.n]
 
 
 def take(rows: Tensor, index: Tensor) -> Tensor:
@@ -83,8 +83,8 @@ def match(z: Tensor, weight: Tensor, n: int) -> Match:
 def _match(z: Tensor, weight: Tensor, n: int) -> Match:
     t = weight.shape[1]
     # The heaviest first, so that each looks at those before it. Of equal weights the first is the heavier.
-    order = weight.argsort(dim=1, descending=True, stable=True)
-    rows, heavy = take(z.float(), order), weight.gather(1, order)
+    heavy, order = weight.sort(dim=1, descending=True, stable=True)
+    rows = take(z.float(), order)
     square = rows.square().sum(dim=2)
     far = _but_own_square(rows, rows, square)
     far += torch.full((t, t), torch.inf, device=z.device).triu()
@@ -96,7 +96,7 @@ def _match(z: Tensor, weight: Tensor, n: int) -> Match:
     nearest = far.amin(dim=2) + square + away
     away = away.scatter(1, _cheapest(heavy, nearest, (t - n) // 2), torch.inf)
     away = torch.zeros_like(away).scatter(1, order, away)  # as they came
-    split = away.argsort(dim=1, stable=True)
+    split = away.sort(dim=1, stable=True).indices
     to = torch.zeros_like(split).scatter(1, split, _into_first(take(z, split), n))
     return Match(to, away > 0, n)
 
