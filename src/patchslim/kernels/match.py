@@ -84,21 +84,26 @@ def _match(z: Tensor, weight: Tensor, n: int) -> Match:
     t = weight.shape[1]
     # The heaviest first, so that each looks at those before it. Of equal weights the first is the heavier.
     heavy, order = weight.sort(dim=1, descending=True, stable=True)
-    rows = take(z.float(), order)
+    rows = _rows(z.float(), order)
     square = rows.square().sum(dim=2)
     far = _but_own_square(rows, rows, square)
     far += torch.full((t, t), torch.inf, device=z.device).triu()
     first = _cheapest(heavy, far.amin(dim=2) + square, (t - n + 1) // 2)
     away = torch.zeros_like(square).scatter(1, first, torch.inf)
-    parent = take(far, first).argmin(dim=2)
+    parent = _rows(far, first).argmin(dim=2)
     heavy = heavy.scatter_add(1, parent, heavy.gather(1, first))
     far += away[:, None, :]
     nearest = far.amin(dim=2) + square + away
     away = away.scatter(1, _cheapest(heavy, nearest, (t - n) // 2), torch.inf)
     away = torch.zeros_like(away).scatter(1, order, away)  # as they came
     split = away.sort(dim=1, stable=True).indices
-    to = torch.zeros_like(split).scatter(1, split, _into_first(take(z, split), n))
+    to = torch.zeros_like(split).scatter(1, split, _into_first(_rows(z, split), n))
     return Match(to, away > 0, n)
+
+
+def _rows(table: Tensor, index: Tensor) -> Tensor:
+    """Short rows by one operation, where `take` is for long ones: (B, t, c), (B, m) → (B, m, c)."""
+    return table.gather(1, index[..., None].expand(-1, -1, table.shape[2]))
 
 
 def _cheapest(weight: Tensor, nearest: Tensor, count: int) -> Tensor:
