@@ -37,9 +37,9 @@ def choosing(kinds: dict[str, str], features: dict[str, Any], side: int, columns
     """All kernels that find what goes and what it joins."""
     tile = {"SIDE": side, "COLUMNS": columns}
     looking = tile | features | {"SIZED": sized} | ({} if sized else {"size": None})
-    rounds = [(pairing.find_heavier, kinds, looking | {"SECOND": second}, {}) for second in (False, True)]
-    leaves = [(pairing.leave, kinds, tile | {"SECOND": second}, {}) for second in (False, True)]
-    joins = [
+    rounds: list[Case] = [(pairing.find_heavier, kinds, looking | {"SECOND": second}, {}) for second in (False, True)]
+    leaves: list[Case] = [(pairing.leave, kinds, tile | {"SECOND": second}, {}) for second in (False, True)]
+    joins: list[Case] = [
         (pairing.join, kinds, looking | {"FIRST": first} | ({"gone": None} if first else {}), {})
         for first in (False, True)
     ]

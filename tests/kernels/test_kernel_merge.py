@@ -88,9 +88,8 @@ def check_merge(x: Tensor, size: Tensor | None, found: Match, prefix: int, weigh
     close = CLOSE[x.dtype]
     torch.testing.assert_close(got.x, wanted.x, rtol=close, atol=close)
     assert torch.equal(got.size.expand_as(wanted.size), wanted.size)
-    alone = wanted.size == (1 if size is None else size)[:, :1]  # sizes are whole numbers from 1 on
     counts = torch.zeros_like(found.to[:, : found.n]).scatter_add(1, found.to, torch.ones_like(found.to))
-    alone = torch.cat([torch.ones_like(alone[:, :prefix]), counts == 1], dim=1)
+    alone = torch.cat([torch.ones_like(counts[:, :1]).expand(-1, prefix) == 1, counts == 1], dim=1)
     every = torch.cat([torch.arange(prefix, device=DEVICE).expand(len(x), -1), found.keep + prefix], dim=1)
     assert torch.equal(got.x[alone], take(x, every)[alone])
     assert got.log_size is not None

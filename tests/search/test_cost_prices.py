@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 
 import patchslim as ps
 from patchslim.macs import steps_macs
-from patchslim.methods import Cover
 from patchslim.plan import static_steps
 from patchslim.search.cost import PARTS, LatencyCost, fit_prices, parts_of
 from patchslim.steps import Step

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from patchslim.data import ImageSource
 from patchslim.errors import ExportError
-from patchslim.exports.pt2_file import info_of, plain_attention, to_program, without_select
+from patchslim.exports.pt2_file import for_onnx, info_of, plain_attention, to_program
 from patchslim.packages import need, told
 
 KEY = "patchslim"  # of the metadata
@@ -28,7 +28,7 @@ def write(model: nn.Module, path: Path, metadata: str) -> None:
     size = sum(tensor.nbytes for tensor in model.state_dict().values())
     if size > LARGEST:
         raise ExportError(f"An ONNX file ends at 2 GiB and these weights take {size / 2**30:.1f}; use torch-export.")
-    program = without_select(to_program(plain_attention(model)))
+    program = for_onnx(to_program(plain_attention(model)))
     onnx, optimizer = need("onnx"), need("onnxscript.optimizer")
     names: Any = {"input_names": [INPUT], "output_names": [OUTPUT]}
     with told(f"{info_of(model).name} can't be written as ONNX"):

@@ -81,9 +81,14 @@ def to_program(model: nn.Module) -> ExportedProgram:
     return program
 
 
-def without_select(program: ExportedProgram) -> ExportedProgram:
-    """x[:, 0] as a slice: ONNX would make a Gather of it."""
-    return program.run_decompositions({ATEN.select.int: _as_slice})  # type: ignore[no-any-return]
+def for_onnx(program: ExportedProgram) -> ExportedProgram:
+    """x[:, 0] as a slice, of which ONNX would make a Gather; and sorting as ONNX knows it."""
+    return program.run_decompositions({ATEN.select.int: _as_slice, ATEN.sort.stable: _as_sort})  # type: ignore[no-any-return]
+
+
+def _as_sort(x: Tensor, *, stable: bool | None, dim: int = -1, descending: bool = False) -> tuple[Tensor, Tensor]:
+    """ONNX's only way to sort is TopK, and its TopK keeps equal ones in their order."""
+    return ATEN.sort.default(x, dim, descending)  # type: ignore[no-any-return]
 
 
 def _as_slice(x: Tensor, dim: int, index: int) -> Tensor:

@@ -145,7 +145,7 @@ def token_major(x: Tensor) -> bool:
 
 def fed(mlp: Any, y: Tensor) -> Tensor:
     """The MLP: (B, n, d) → (B, n, d); on a GPU its first layer and GELU in one kernel where they are plain ones."""
-    if plain_mlp(mlp) and gelu_kernel_for(y, mlp.fc1.weight):
+    if y.is_cuda and plain_mlp(mlp) and gelu_kernel_for(y, mlp.fc1.weight):
         return mlp.fc2(linear_gelu(y, mlp.fc1.weight, mlp.fc1.bias))
     return mlp(y)
 

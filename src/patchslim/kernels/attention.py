@@ -63,7 +63,7 @@ def sized(size: Tensor, log_size: Tensor | None = None) -> Mix:
             return F.dropout(logits.softmax(dim=-1), dropout) @ v
         if q.is_cuda:
             return _as_channel(q, k, v, bias, scale, dropout)
-        bias = bias[:, None, None, :].expand(q.shape[0], 1, q.shape[2], -1)
+        bias = bias[:, None, None, :]
         return F.scaled_dot_product_attention(q, k, v, attn_mask=bias, dropout_p=dropout, scale=scale)
 
     return mix

@@ -95,42 +95,53 @@ def match(z: Tensor, weight: Tensor, n: int) -> Match:
 
 
 def _match(z: Tensor, weight: Tensor, n: int) -> Match:
-    distance = apart(z)
-    t = z.shape[1]
-    later = torch.ones(t, t, dtype=torch.bool, device=z.device).tril(-1)  # of equal weights the first is the heavier
-    mine, other = weight[:, :, None], weight[:, None, :]
-    heavier = (other > mine) | ((other == mine) & later)
-    far = distance.masked_fill(~heavier, torch.inf)
-    nearest, parent = far.min(dim=2)
-    gone = torch.zeros_like(weight, dtype=torch.bool)
-    first = _cheapest(weight, nearest, gone, (t - n + 1) // 2)
-    gone = gone.scatter(1, first, True)
-    weight = weight.scatter_add(1, parent.gather(1, first), weight.gather(1, first))
-    nearest = far.masked_fill(gone[:, None, :], torch.inf).amin(dim=2)
-    gone = gone.scatter(1, _cheapest(weight, nearest, gone, (t - n) // 2), True)
-    joined = distance.masked_fill(gone[:, None, :], torch.inf).argmin(dim=2)
-    return Match(torch.where(gone, joined, torch.arange(t, device=z.device)), n)
+    t = weight.shape[1]
+    # The heaviest first, so that each looks at those before it. Of equal weights the first is the heavier.
+    heavy, order = weight.sort(dim=1, descending=True, stable=True)
+    rows = _rows(z.float(), order)
+    square = rows.square().sum(dim=2)
+    far = _but_own_square(rows, rows, square)
+    far += torch.full((t, t), torch.inf, device=z.device).triu()
+    first = _cheapest(heavy, far.amin(dim=2) + square, (t - n + 1) // 2)
+    away = torch.zeros_like(square).scatter(1, first, torch.inf)
+    parent = _rows(far, first).argmin(dim=2)
+    heavy = heavy.scatter_add(1, parent, heavy.gather(1, first))
+    far += away[:, None, :]
+    nearest = far.amin(dim=2) + square + away
+    away = away.scatter(1, _cheapest(heavy, nearest, (t - n) // 2), torch.inf)
+    away = torch.zeros_like(away).scatter(1, order, away)  # as they came
+    split = away.sort(dim=1, stable=True).indices
+    root = split.gather(1, _into_first(_rows(z, split), n))
+    return Match(torch.zeros_like(split).scatter(1, split, root), n)
 
 
-def _cheapest(weight: Tensor, nearest: Tensor, gone: Tensor, count: int) -> Tensor:
-    """So many of those that are there, whose going costs least: (B, t), three times → (B, count)."""
-    cost = (weight * nearest.clamp_min(TINY)).masked_fill(gone, torch.inf)
-    return cost.topk(count, dim=1, largest=False).indices
+def _rows(table: Tensor, index: Tensor) -> Tensor:
+    """Short rows by one operation, where `take` is for long ones: (B, t, c), (B, m) → (B, m, c)."""
+    return table.gather(1, index[..., None].expand(-1, -1, table.shape[2]))
+
+
+def _cheapest(weight: Tensor, nearest: Tensor, count: int) -> Tensor:
+    """So many patches whose going costs least: (B, t), twice → (B, count). One that is infinitely far does not go."""
+    return (weight * nearest.clamp_min(TINY)).topk(count, dim=1, largest=False).indices
+
+
+def _but_own_square(z: Tensor, other: Tensor, square: Tensor) -> Tensor:
+    """Squared distances, less what is the same for all that a patch is compared with, its own square:
+    (B, r, c), (B, n, c) and the others' squares (B, n) → (B, r, n)."""
+    return torch.baddbmm(square[:, None, :], z, other.transpose(1, 2), alpha=-2)
 
 
 def all_into_first(z: Tensor, n: int) -> Match:
     """The first n stay; each of the others joins the nearest of them. Slices, one product and one minimum."""
-    found: Match = unrounded(z.device, _into_first, z, n)
-    return found
+    return Match(unrounded(z.device, _into_first, z, n), n)
 
 
-def _into_first(z: Tensor, n: int) -> Match:
+def _into_first(z: Tensor, n: int) -> Tensor:
+    """Which of the first n each joins: (B, t)."""
     z = z.float()
     stay, go = z[:, :n], z[:, n:]
-    # What is left out of the squared distance is the same for all that it is compared with.
-    joined = torch.baddbmm(stay.square().sum(dim=2)[:, None, :], go, stay.transpose(1, 2), alpha=-2).argmin(dim=2)
-    patch = torch.arange(z.shape[1], device=z.device).expand(z.shape[0], -1)
-    return Match(torch.cat([patch[:, :n], joined], dim=1), n)
+    joined = _but_own_square(go, stay, stay.square().sum(dim=2)).argmin(dim=2)
+    return torch.cat([torch.arange(n, device=z.device).expand(z.shape[0], -1), joined], dim=1)
 
 
 @torch.no_grad()  # who goes is a choice, and has no derivative

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.linalg import vector_norm
 
 from patchslim.kernels.attention import ROW, rows_of, store_size
 from patchslim.kernels.available import DTYPES, MOST_TOKENS, few_rows, in_inference, operator, tl, triton
@@ -38,7 +39,9 @@ def _merge(x: Tensor, size: Tensor, found: Match, prefix: int, weight: Tensor) -
     place = (to + torch.arange(0, batch * found.n, found.n, device=x.device)[:, None]).flatten()
     rows = (own * share[..., None].to(own)).flatten(0, 1)
     mean = rows.new_zeros(batch * found.n, x.shape[2]).index_add(0, place, rows).unflatten(0, (batch, found.n))
-    length = none.scatter_add(1, to, share * own.norm(dim=2).to(share)) / mean.norm(dim=2).clamp_min(TINY)
+    length = none.scatter_add(1, to, share * vector_norm(own, dim=2).to(share)) / vector_norm(mean, dim=2).clamp_min(
+        TINY
+    )
     # How many patches a token stands for is counted, and has no derivative.
     grown = size.new_zeros(batch, found.n).scatter_add(1, to, size[:, prefix:].detach())
     mean = (mean * length[..., None]).to(x.dtype)
