@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 import patchslim as ps
 from patchslim.macs import steps_macs
+from patchslim.methods import Cover as CoverMethod
 from patchslim.plan import static_steps
 from patchslim.search.cost import PARTS, LatencyCost, fit_prices, parts_of
 from patchslim.steps import Step
@@ -103,7 +104,7 @@ def test_under_noise_prices_stay_near_those_of_macs() -> None:
 @given(st.floats(0.5, 2.0), st.floats(0.4, 2.5))
 def test_two_whole_networks_tell_what_choosing_costs_there(factor: float, dearer: float) -> None:
     """One chooses in a block, one in three; of a network between them nobody told."""
-    draft = Cover(blocks=None).draft(INFO)
+    draft = CoverMethod(blocks=None).draft(INFO)
     blocks_say = LatencyCost(draft, (0.02, 1e-6, 1e-6, 1e-6, 0.0, 0.03, 1e-6), 0.05)
     few, between, many = (16, 8, 8, 0), (12, 8, 8, 0), (13, 10, 7, 0)
 
@@ -120,7 +121,7 @@ def test_two_whole_networks_tell_what_choosing_costs_there(factor: float, dearer
 
 def test_what_choosing_costs_is_not_believed_to_be_quite_another() -> None:
     """As noise would have it, it is a gain; prices stay above zero, and right for the network that chooses least."""
-    own = LatencyCost(Cover(blocks=None).draft(INFO), (0.02, 1e-6, 1e-6, 1e-6, 0.0, 0.03, 1e-6), 0.05)
+    own = LatencyCost(CoverMethod(blocks=None).draft(INFO), (0.02, 1e-6, 1e-6, 1e-6, 0.0, 0.03, 1e-6), 0.05)
     for many in (0.3, 3.0):
         right = own.right_for_both(((16, 8, 8, 0), 0.8), ((13, 10, 7, 0), many))
         assert right.share((16, 8, 8, 0)) == pytest.approx(0.8)

@@ -132,7 +132,7 @@ class LatencyCost:
     def right_for_both(self, few: tuple[Sequence[int], float], many: tuple[Sequence[int], float]) -> Self:
         """The same, right for two whole networks and their shares: one that chooses in few blocks, one in many.
 
-        In a whole network choosing may be dearer than blocks alone say, or cheaper: a compiler gains less or more there.
+        In a whole network choosing may be dearer or cheaper than blocks alone say: a compiler gains less or more there.
         """
         (rest, choosing), (rest_many, choosing_many) = self.shares(few[0]), self.shares(many[0])
         ratio = few[1] / many[1]
