@@ -126,7 +126,10 @@ BAD: list[tuple[list[Step], str]] = [
     ([Pool(), Pool(), Pool(), Pool()], "block 4 pools 1 patches; it takes at least 3"),
     ([MERGE, Slice(n=3), Keep(), Keep()], "block 2 takes patches in the plan's order, but block 1 chose others"),
     ([Merge(n=16, channels=3), Slice(n=3), Keep(), Keep()], "block 2 takes patches in the plan's order, but block 1"),
-    ([Power(n=16), Keep(), Cover(n=3, channels=3), Keep()], "block 3 takes patches in the plan's order, but block 1 chose others"),
+    (
+        [Power(n=16), Keep(), Cover(n=3, channels=3), Keep()],
+        "block 3 takes patches in the plan's order, but block 1 chose others",
+    ),
     ([MERGE, Carry(n=9), Keep(), Keep()], "block 2 takes patches in the plan's order, but block 1 chose others"),
     (
         [Cover(n=9, channels=3), Carry(n=9), Keep(), Keep()],
