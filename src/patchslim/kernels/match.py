@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 TINY = 1e-6
+DEAR = 1e38  # a cost beyond all others; that of what is no number, and of a patch that nobody is heavier than
 MOST = 1e6  # what a patch weighs at most, and 1 / MOST at least
 
 
@@ -97,14 +98,15 @@ def _match(z: Tensor, weight: Tensor, n: int) -> Match:
     nearest = far.masked_fill(gone[:, None, :], torch.inf).amin(dim=2)
     gone = gone.scatter(1, _cheapest(weight, nearest, gone, (t - n) // 2), True)
     joined = distance.masked_fill(gone[:, None, :], torch.inf).argmin(dim=2)
-    place = (~gone).cumsum(dim=1) - 1
+    place = ((~gone).cumsum(dim=1) - 1).clamp_min(0)  # where nothing is a number, a patch may join one that went
     return Match(torch.where(gone, place.gather(1, joined), place), gone, n)
 
 
 def _cheapest(weight: Tensor, nearest: Tensor, gone: Tensor, count: int) -> Tensor:
     """So many of those that are there, whose going costs least: (B, t), three times → (B, count)."""
-    cost = (weight * nearest.clamp_min(TINY)).masked_fill(gone, torch.inf)
-    return cost.topk(count, dim=1, largest=False).indices
+    cost = weight * nearest.clamp_min(TINY)
+    cost = torch.where(cost < DEAR, cost, DEAR)  # of a broken image too, so that as many stay as say that they do
+    return cost.masked_fill(gone, torch.inf).topk(count, dim=1, largest=False).indices
 
 
 def all_into_first(z: Tensor, n: int) -> Match:
