@@ -130,3 +130,15 @@ def test_where_kernels_serve_they_are_asked_and_elsewhere_not() -> None:
         assert kernels_choose(z) == (DEVICE == "cuda")
         assert not kernels_choose(z.double())
         assert not kernels_choose(torch.zeros(1, MOST_TOKENS + 1, 2, device=DEVICE))
+
+
+def test_an_image_of_no_numbers_leaves_the_others_alone() -> None:
+    z, n = features(0, 3, 40, 5, torch.float32).clone(), 13
+    wanted, _ = choose(z, None, n, False)
+    z[1] = torch.nan
+    root, weight = choose(z, None, n, False)
+    assert torch.equal(root[[0, 2]], wanted[[0, 2]])
+    assert int((root[1] == torch.arange(40, device=DEVICE)).sum()) == n  # as many stay as are asked for
+    with torch.no_grad(), kernels_run():
+        merged = merge(drawn(1)(3, 41, 8), None, Match(root, n), 1, weight)
+    assert merged.x[[0, 2]].isfinite().all()

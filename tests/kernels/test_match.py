@@ -162,6 +162,25 @@ def test_weights_are_learnt_ones_times_sizes_and_bounded() -> None:
     torch.testing.assert_close(bounds, torch.tensor([[1 / MOST, MOST, MOST]]))
 
 
+def test_an_image_of_no_numbers_leaves_the_others_alone() -> None:
+    """As many stay as say that they do: what is averaged goes to no place of another image."""
+    z, weight = drawn(12, 6)
+    x = torch.cat([z, z], dim=2)
+    for broken in (torch.nan, torch.inf):
+        for which in (slice(3, 4), slice(None)):
+            other = z.clone()
+            other[1, which] = broken
+            for n in range(1, 13):
+                found, usual = match(other, weight, n), match(z, weight, n)
+                assert (found.gone.sum(dim=1) == 12 - n).all()
+                assert int(found.to.min()) >= 0
+                assert int(found.to.max()) < n
+                assert torch.equal(found.to[[0, 2]], usual.to[[0, 2]])
+                merged = merge(x, None, found, 0, weight).x
+                assert torch.equal(merged[[0, 2]], merge(x, None, usual, 0, weight).x[[0, 2]])
+                assert int(all_into_first(other, n).to.max()) < n
+
+
 def test_apart_is_the_squared_distance_and_rows_are_each_images_own() -> None:
     z, _ = drawn(7, 5)
     torch.testing.assert_close(apart(z), torch.cdist(z, z).square(), atol=1e-5, rtol=1e-4)

@@ -33,7 +33,8 @@ class Match(NamedTuple):
     @property
     def to(self) -> Tensor:
         """Where every patch goes: (B, t) places among the n."""
-        return ((~self.gone).cumsum(dim=1) - 1).gather(1, self.root.long())
+        place = (~self.gone).cumsum(dim=1) - 1
+        return place.clamp_min(0).gather(1, self.root.long())  # where nothing is a number, one may join one that went
 
     @property
     def keep(self) -> Tensor:

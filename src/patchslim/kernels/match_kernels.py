@@ -12,6 +12,9 @@ from torch import Tensor
 from patchslim.kernels.available import exact, few_rows, operator, tl, triton
 
 TINY, MOST = tl.constexpr(1e-6), tl.constexpr(1e6)
+DEAR = tl.constexpr(
+    1e38
+)  # more than any going costs; what is no number, and what nobody is heavier than, costs as much
 UNIT = tl.constexpr(2.0**20)  # weights are handed on in whole numbers of 1 / UNIT: their sums have no order
 SIDE, FEW = 64, 16  # patches that a program looks after; of few images, so that there are many programs
 COLUMNS = 256  # and so many it looks at at a time, at most
@@ -89,6 +92,7 @@ def find_heavier(
         tl.store(weight + at, mine, mask=inside)
         tl.store(gained + at, tl.zeros([SIDE], tl.int64), mask=inside)
     price = mine * tl.maximum(nearest + _square(z, row, z_n, t, WIDTH, CHANNELS), TINY)
+    price = tl.where(price < DEAR, price, DEAR)
     if SECOND:
         price = tl.where(tl.load(gone + at, mask=inside, other=1) != 0, float("inf"), price)
     tl.store(cost + at, price, mask=inside)
