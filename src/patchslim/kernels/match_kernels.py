@@ -135,6 +135,7 @@ def join(
     at, inside = image * t + row, row < t
     nearest, which = tl.full([SIDE], float("inf"), tl.float32), tl.zeros([SIDE], tl.int32)
     end = n if FIRST else t
+    some = t  # the first that stays: whom those join that are no numbers
     if FIRST and tl.program_id(1) * SIDE + SIDE <= n:
         end = 0  # all of these stay
     for begin in range(0, end, COLUMNS):
@@ -142,11 +143,13 @@ def join(
         there = column < end
         if not FIRST:
             there = there & (tl.load(gone + image * t + column, mask=column < t, other=1) == 0)
+        some = tl.minimum(some, tl.min(tl.where(there, column, t), axis=0))
         far = _farther(z, row, column, z_n, t, WIDTH, CHANNELS, EXACT)
         far = tl.where(there[None, :], far, float("inf"))
         best, place = tl.min(far, axis=1, return_indices=True, return_indices_tie_break_left=False)
         which = tl.where(best < nearest, begin + place, which)
         nearest = tl.minimum(nearest, best)
+    which = tl.where(nearest < float("inf"), which, some)
     if FIRST:
         goes = row >= n
         if SIZED:
