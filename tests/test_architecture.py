@@ -37,7 +37,7 @@ FINDS_THRESHOLDS = "search/threshold.py"  # the numbers of one kind of step, fro
 TELLS_OLD_NAMES = "cli/old.py"  # what a method is called now, in a sentence for users
 REGISTRY = {  # what other rooms may take from `methods`
     *("DEFAULT", "PLAINEST", "Fitted", "Method", "Task", "describe", "fit", "make", "model_of", "names", "package_of"),
-    *("register", "set_to", "settings_of"),
+    *("register", "set_to", "settings_of", "sketches_beside"),
 }
 
 

@@ -13,8 +13,8 @@ from patchslim.cli.opening import near
     ("words", "told"),
     [
         (
-            (*QUICK, "--dtype", "bfloat16"),
-            "--dtype would do nothing, because nothing is timed",
+            (*QUICK, "--dtype", "bfloat16", "--no-timing"),
+            "--dtype would do nothing, because nothing is timed with --no-timing",
         ),
         (("finetune", "a", "--data", "digits", "--epochs", "0", "--patience", "3"), "--patience would do nothing"),
         (("finetune", "a", "--data", "digits", "--classes", "a,b"), "--classes would do nothing"),

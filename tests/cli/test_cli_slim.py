@@ -18,6 +18,18 @@ from patchslim.steps import packed
 DIGITS = ("digits_vit", "--pretrained", *ON_CPU, "--images", "16", "--batch-size", "8")
 
 
+def test_the_speed_here_is_told_unless_it_is_not_asked_for(run: Run) -> None:
+    code, out, err = run(*QUICK, "--out", "a")
+    assert code == 0, err
+    assert out.splitlines()[2].startswith("expected here: ")
+    assert out.splitlines()[2].endswith("× as fast as the host (cpu, batch 8, float32, eager)")
+    quiet = result(run, *QUICK, "--out", "b", "--no-timing")
+    assert not {"expected_speedup", "timing"} & quiet.keys()
+    timed = result(run, *QUICK, "--out", "a", "--resume")  # as it was found out then
+    assert f"expected here: {timed['expected_speedup']:.2f}× as" in out
+    assert (timed["timing"]["batch_size"], timed["timing"]["device"]) == (8, "cpu")
+
+
 def test_from_a_model_to_a_measured_run(run: Run, tmp_path: Path) -> None:
     slimmed = result(run, "slim", *DIGITS, "--target-macs", "0.5", "--method", "drop", "--out", "a")
     assert slimmed.keys() >= {"run", "method", "macs_ratio", "patches_per_block", "seconds", "peak_memory_gib"}

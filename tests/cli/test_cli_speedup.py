@@ -56,6 +56,15 @@ def test_the_plan_says_what_it_predicts_and_bench_shows_it(slim: Run, run: Run, 
     assert [row["predicted_speedup"] for row in rows] == [told["predicted"], None]
 
 
+def test_a_method_of_one_knob_is_made_as_fast_too(slim: Run, tmp_path: Path) -> None:
+    code, out, err = slim(*ASKED, "--method", "tome")
+    assert code == 0, err
+    assert "as fast as the host, asked for 1.5× (cpu, batch 2, float32, eager)" in out
+    metrics = json.loads((tmp_path / "a" / "metrics.json").read_text())
+    assert metrics["expected_speedup"] == metrics["speed"]["predicted"]
+    assert (metrics["timing"]["batch_size"], metrics["timing"]["mode"]) == (2, "eager")
+
+
 def test_finished_it_is_left_alone_on_resume_and_not_made_over(slim: Run, tmp_path: Path) -> None:
     assert slim(*ASKED)[0] == 0
     plan = (tmp_path / "a" / "plan.json").read_bytes()

@@ -144,7 +144,7 @@ def test_a_batch_that_does_not_fit_is_told(monkeypatch: pytest.MonkeyPatch) -> N
     model = make_host()
     watch = watch_of(model, Ticking(model, smooth))
     monkeypatch.setattr(stopwatch, "in_turns", full)
-    with pytest.raises(ps.BudgetError, match=r"a batch of 2 takes more memory .*--speed-batch-size"):
+    with pytest.raises(ps.BudgetError, match=r"a batch of 2 takes more memory .*--batch-size"):
         watch.blocks(plan_of(model))
 
 

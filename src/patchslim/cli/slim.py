@@ -22,11 +22,11 @@ def slim(
     context: Context,
     model: options.Model,
     data: options.Data,
+    target_speedup: Annotated[float | None, Option(metavar="X", help="Times as fast as now, here, e.g. 1.5.")] = None,
+    target_macs: Annotated[str | None, Option(metavar="R[,R…]", help="Or: MACs to keep, e.g. 0.55.")] = None,
+    tolerance: Annotated[float | None, Option(metavar="E", help="Or: relative error of what is read [0.01].")] = None,
     method: Annotated[str | None, Option(metavar="NAME", help="See `patchslim methods` [its default].")] = None,
     settings: Annotated[list[str] | None, Option("--set", metavar="KEY=VALUE", help="Of the method.")] = None,
-    target_macs: Annotated[str | None, Option(metavar="R[,R…]", help="MACs to keep, e.g. 0.55.")] = None,
-    target_speedup: Annotated[float | None, Option(metavar="X", help="Times as fast as now, on this device.")] = None,
-    tolerance: Annotated[float | None, Option(metavar="E", help="Relative error of what is read [0.01].")] = None,
     checkpoint: options.Checkpoint = None,
     pretrained: options.Pretrained = False,
     img_size: options.ImgSize = None,
@@ -34,7 +34,8 @@ def slim(
     images: Annotated[int | None, Option(min=1, metavar="K", help="To look at [256; some on a GPU: 1024].")] = None,
     memory: Annotated[float, Option(min=0.0, metavar="GIB", help="Bound on cached features.")] = 2.0,
     batch_size: options.BatchSize = 32,
-    dtype: Annotated[str, Option(help=f"Of --target-speedup: {options.DTYPES}.")] = "float32",
+    dtype: Annotated[str, Option(help=f"Of what is timed: {options.DTYPES}.")] = "float32",
+    no_timing: Annotated[bool, Option("--no-timing", help="Don't time the slim model at the end.")] = False,
     device: options.Device = None,
     seed: options.Seed = 0,
     out: Annotated[Path | None, Option(metavar="RUN", help="Run folder [runs/MODEL].")] = None,
@@ -53,8 +54,8 @@ def slim(
     from patchslim.search import Target
     from patchslim.timing.latency import described
 
-    if target_speedup is None:
-        options.refuse_idle(context, "nothing is timed without --target-speedup", "dtype")
+    if target_speedup is None and no_timing:
+        options.refuse_idle(context, "nothing is timed with --no-timing", "dtype")
     method = DEFAULT if method is None else method
     ratios = read_ratios(target_macs)
     wanted: list[float | None] = [*ratios] or [None]
@@ -88,7 +89,7 @@ def slim(
         started["timed_on"] = described(place)  # times are those of a device
     with show_search(info) as listen:
         task = Task.of(network.to(place), source, target, **how, progress=listen)
-        runs = make_runs(task, chosen, folder, started, ratios)
+        runs = make_runs(task, chosen, folder, started, ratios, timed=not no_timing)
     note_skipped(max(metrics["skipped_images"] for metrics in runs.values()), len(source))
     results = [{"run": str(run)} | metrics for run, metrics in runs.items()]
     text = "\n".join(summary(run, metrics) for run, metrics in runs.items())
@@ -110,8 +111,9 @@ def check_ratios(info: "HostInfo", method: Any, ratios: Sequence[float]) -> None
 
 
 def summary(folder: Path, metrics: Mapping[str, Any]) -> str:
-    """Two lines for a person, or three where the plan is for a speed-up."""
+    """Two lines for a person, and one on the speed where it was timed."""
     from patchslim.plan import SPEED
+    from patchslim.runs.expected import EXPECTED, TIMING, where
 
     lines = [
         f"{folder}: {metrics['macs'] / 1e9:.4g} GMACs per image, {metrics['macs_ratio']:.3f} of the host's "
@@ -121,7 +123,8 @@ def summary(folder: Path, metrics: Mapping[str, Any]) -> str:
     if SPEED in metrics:
         speed = metrics[SPEED]
         lines.append(
-            f"predicted: {speed['predicted']:.2f}× as fast as the host, asked for {speed['asked']:g}× "
-            f"({speed['device']}, batch {speed['batch_size']}, {speed['dtype']}, {speed['mode']})"
+            f"predicted: {speed['predicted']:.2f}× as fast as the host, asked for {speed['asked']:g}× ({where(speed)})"
         )
+    elif metrics.get(EXPECTED) is not None:
+        lines.append(f"expected here: {metrics[EXPECTED]:.2f}× as fast as the host ({where(metrics[TIMING])})")
     return "\n".join(lines)

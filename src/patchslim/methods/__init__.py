@@ -16,6 +16,7 @@ from patchslim.methods.base import (
     set_to,
     settings_of,
 )
+from patchslim.methods.beside import sketches_beside
 from patchslim.methods.task import Task, fit, model_of
 
 for _module in iter_modules(__path__):
@@ -37,6 +38,6 @@ from patchslim.methods.tome import ToMe
 from patchslim.methods.vtp import VTP
 
 __all__ = ["DEFAULT", "PLAINEST", "Fitted", "Method", "Task", "describe", "fit", "make", "model_of", "names"]
-__all__ += ["package_of", "register", "set_to", "settings_of"]
+__all__ += ["package_of", "register", "set_to", "settings_of", "sketches_beside"]
 __all__ += ["DPS", "HVT", "PS", "SCOP", "VTP", "Attention", "Cover", "Drop", "DynamicViT", "EViT", "Merge", "Power"]
 __all__ += ["Predict", "Radial", "Random", "Spread", "ToMe", "Uniform"]

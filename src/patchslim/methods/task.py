@@ -23,7 +23,7 @@ from patchslim.plan import HOST, SPEED, SlimPlan
 from patchslim.search import Draft, Target
 from patchslim.search.cost import Budget, MacCost, check_reachable
 from patchslim.search.measured import Measured
-from patchslim.search.speed import SpeedBudget, meet_speedup
+from patchslim.search.speed import SpeedBudget, meet_speedup, reported
 from patchslim.slimmed import apply
 from patchslim.slimmed.assemble import fingerprint, own_weights
 from patchslim.timing.stopwatch import Stopwatch
@@ -147,7 +147,7 @@ class Task:
             return found.plan, found
 
         (_, found), timed = meet_speedup(planned, watch.whole, speedup)
-        self.report.update({"asked": speedup, "predicted": 1 / timed["share"], **watch.about})
+        self.report.update(reported(watch, speedup, timed))
         return found
 
     def _as_exact(self, find: Callable[[float], Fitted], tolerance: float) -> Fitted:

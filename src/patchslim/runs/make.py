@@ -19,6 +19,7 @@ from patchslim.hosts import inspect
 from patchslim.macs import count_macs, host_macs
 from patchslim.methods import Task, fit
 from patchslim.plan import SPEED, SlimPlan
+from patchslim.runs.expected import expected_speedup
 from patchslim.runs.manifest import MANIFEST, check_files
 from patchslim.runs.store import CONFIG, PLAN, SEARCH, holds_run, load, read_metrics, write_run
 from patchslim.runs.sweep import run_name, swept
@@ -50,12 +51,18 @@ def check_runs_folder(folder: Path, resume: bool, sweep: bool) -> None:
 
 
 def make_runs(
-    task: Task, method: Any, folder: Path, started: Mapping[str, Any], ratios: Sequence[float] = ()
+    task: Task,
+    method: Any,
+    folder: Path,
+    started: Mapping[str, Any],
+    ratios: Sequence[float] = (),
+    timed: bool = False,
 ) -> dict[Path, Metrics]:
     """Fit a method and write the run; metrics by run folder. For several MAC ratios each has a folder `macs-RATIO`.
 
     `started` says what the run is made from; an interrupted one goes on only if it is the same. Finished runs are left
-    alone: also where the method can't reach another ratio, which BudgetError tells once all were tried.
+    alone: also where the method can't reach another ratio, which BudgetError tells once all were tried. `timed`: the
+    metrics say what speed-up to expect on the device of the task.
     """
     if not getattr(method, "plans", True):  # before any work
         raise RunError(WITHOUT_A_PLAN)
@@ -68,11 +75,11 @@ def make_runs(
         about = {name: value for name, value in started.items() if name != SOURCE}
         own = replace(task, cache=Cache(memory, about), progress=told)
         if not sweep:
-            return {folder: _make(own, method, folder, started)}
+            return {folder: _make(own, method, folder, started, timed)}
         for ratio in sorted(ratios, reverse=True):
             at, run = own.at(replace(task.target, macs=ratio)), folder / run_name(ratio)
             try:
-                metrics[run] = _make(at, method, run, dict(started) | {"target": at.target.as_dict()})
+                metrics[run] = _make(at, method, run, dict(started) | {"target": at.target.as_dict()}, timed)
             except BudgetError as error:
                 missed[run.name] = error
         if not metrics:
@@ -85,7 +92,7 @@ def make_runs(
     return metrics
 
 
-def _make(task: Task, method: Any, folder: Path, started: Mapping[str, Any]) -> Metrics:
+def _make(task: Task, method: Any, folder: Path, started: Mapping[str, Any], timed: bool) -> Metrics:
     """Fit, and write what was found; a run that is whole already is left alone."""
     if _written(folder):
         return finished(folder, started)
@@ -97,6 +104,8 @@ def _make(task: Task, method: Any, folder: Path, started: Mapping[str, Any]) -> 
     slim = apply(network, found.plan, found.weights)
     known = {"peak_memory_gib": round(peak_memory_gib(), 2), "seconds": seconds, "skipped_images": task.images.skipped}
     metrics = measure_plan(network, found.plan) | known
+    if timed:
+        metrics |= expected_speedup(task, slim, found.plan)
     tuned = set(found.weights) - own_keys(slim)  # a later recovery needs the original network as its teacher
     write_run(slim, folder, started, metrics, teacher=network if tuned else None)
     return metrics

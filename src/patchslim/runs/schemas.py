@@ -69,4 +69,5 @@ class Metrics(Speed):
     host_macs: Number = 0.0
     seconds: Number = 0.0
     skipped_images: int = 0
+    expected_speedup: Number | None = None
     recovery: Report | None = None

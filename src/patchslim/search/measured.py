@@ -160,11 +160,13 @@ class Measured:
         return plan, self.error(*known)
 
     def find(self, ratio: float) -> tuple[SlimPlan, Known]:
-        """The best plan at a ratio: searched for all the way once, after that by scaling the same removals."""
+        """The best plan at a ratio: searched for all the way once, after that by scaling the same removals, unless that
+        takes more blocks."""
+        counts, drops = self.known or ((), ())
+        blocks = len(removing(self.info.patches, counts))
         if self.known is not None:
-            counts, drops = self.known
             counts = self._fit(ratio)(self.schedule.removals(counts))
-        else:
+        if self.known is None or len(removing(self.info.patches, counts)) > blocks:
             counts = self.at_ratio(ratio)
             drops = self.choose_drops(counts)
             if drops:  # then other counts may do better

@@ -3,7 +3,7 @@ a whole until one is as fast as was asked."""
 
 import math
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from patchslim.errors import BudgetError, PatchslimWarning
@@ -51,36 +51,9 @@ class SpeedBudget(Budget):
         Blocks add up to a network only roughly, so the ratio is corrected by what was missed.
         """
         best, timed = meet_speedup(find, timer or self.watch.whole, self.speedup, start)
-        self._tell(best[0], timed)
+        own = {"from_blocks": 1 / self.cost.share(best[0].counts), "multiple": self.cost.multiple}
+        self.report = reported(self.watch, self.speedup, timed) | own
         return best
-
-    def _tell(self, plan: SlimPlan, timed: dict[str, Any]) -> None:
-        """Report what the plan predicts, and warn where that is not what was asked."""
-        conditions, predicted = self.watch.conditions, 1 / timed["share"]
-        self.report = {
-            "asked": self.speedup,
-            "predicted": predicted,
-            "from_blocks": 1 / self.cost.share(plan.counts),
-            **self.watch.about,
-            "batch_size": conditions.batch_size,
-            "dtype": conditions.dtype,
-            "modes": list(self.watch.contest.modes),
-            "mode": timed["modes"]["slim"],
-            "host_mode": timed["modes"]["host"],
-            "seconds_per_batch": timed["seconds"]["slim"],
-            "host_seconds_per_batch": timed["seconds"]["host"],
-            "spread": timed["spread"],
-            "multiple": self.cost.multiple,
-        }
-        if predicted < self.speedup * (1 - FAR):
-            missed = f"The closest plan is {predicted:.2f}× as fast as the host, not {self.speedup:g}× as asked."
-            warnings.warn(missed, PatchslimWarning, stacklevel=2)
-        if timed["spread"] > FAR:
-            busy = (
-                f"Times of one model spread by {timed['spread']:.0%}: the machine is busy with something else, and the "
-                "speed-up that the plan predicts may be off."
-            )
-            warnings.warn(busy, PatchslimWarning, stacklevel=2)
 
     def _cost(self, ratio: float) -> LatencyCost:
         """Prices from timed blocks, made right for whole networks about as fast as asked, by their MACs: one that
@@ -111,6 +84,33 @@ class SpeedBudget(Budget):
 
     def _share(self, counts: Counts) -> float:
         return float(self.watch.whole(self.draft.sketch(counts))["share"])
+
+
+def reported(watch: Stopwatch, speedup: float, timed: Mapping[str, Any]) -> dict[str, Any]:
+    """What a plan that was timed as a whole predicts; a warning where that is not what was asked."""
+    conditions, predicted = watch.conditions, 1 / timed["share"]
+    if predicted < speedup * (1 - FAR):
+        missed = f"The closest plan is {predicted:.2f}× as fast as the host, not {speedup:g}× as asked."
+        warnings.warn(missed, PatchslimWarning, stacklevel=2)
+    if timed["spread"] > FAR:
+        busy = (
+            f"Times of one model spread by {timed['spread']:.0%}: the machine is busy with something else, and the "
+            "speed-up that the plan predicts may be off."
+        )
+        warnings.warn(busy, PatchslimWarning, stacklevel=2)
+    return {
+        "asked": speedup,
+        "predicted": predicted,
+        **watch.about,
+        "batch_size": conditions.batch_size,
+        "dtype": conditions.dtype,
+        "modes": list(watch.contest.modes),
+        "mode": timed["modes"]["slim"],
+        "host_mode": timed["modes"]["host"],
+        "seconds_per_batch": timed["seconds"]["slim"],
+        "host_seconds_per_batch": timed["seconds"]["host"],
+        "spread": timed["spread"],
+    }
 
 
 def meet_speedup(

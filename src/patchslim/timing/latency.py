@@ -19,6 +19,7 @@ Clock = Callable[[], float]  # seconds since whenever
 
 WARM_UP = 3  # calls before anything is timed
 LEAST_ROUNDS, MOST_ROUNDS = 5, 200
+TRIES = 5  # of a turn in which the clock was set back
 # A GPU works behind the program's back, and waiting for it costs some 10 µs. Calls in a turn follow one another without
 # waiting, as in real use, for at least so long.
 GPU_TURN = 0.02
@@ -76,6 +77,7 @@ class Contest:
     seconds: float = 3.0
     clock: Clock = time.perf_counter
     tell: Callable[[str], None] = lambda what: None
+    rounds: tuple[int, int] = (LEAST_ROUNDS, MOST_ROUNDS)  # at least, at most
 
     def time(self, models: Mapping[str, nn.Module], batch: Tensor) -> dict[str, Timed]:
         """Every model in every mode, timed in turns on one batch (B, C, H, W)."""
@@ -91,7 +93,9 @@ class Contest:
         """Times of what is ready, in turns."""
         self.say("timing", len(batch))
         calls = {(name, mode): ready.call for name, own in prepared.items() for mode, ready in own.ready.items()}
-        timings = dict(zip(calls, in_turns([*calls.values()], batch.device, self.seconds, self.clock), strict=True))
+        found = in_turns([*calls.values()], batch.device, self.seconds, self.clock, self.rounds)
+        timings = dict(zip(calls, found, strict=True))
+        check_clock(found)
         return {name: Timed(own, {mode: timings[name, mode] for mode in own.ready}) for name, own in prepared.items()}
 
     def say(self, what: str, size: int) -> None:
@@ -122,17 +126,21 @@ def time_side_by_side(models: Sequence[nn.Module], batch: Tensor, seconds: float
 
 
 def in_turns(
-    calls: Sequence[Call], device: torch.device, seconds: float, clock: Clock = time.perf_counter
+    calls: Sequence[Call],
+    device: torch.device,
+    seconds: float,
+    clock: Clock = time.perf_counter,
+    bounds: tuple[int, int] = (LEAST_ROUNDS, MOST_ROUNDS),
 ) -> list[Timing]:
     """Time calls in turns, about `seconds` each, after warming up."""
     for call in calls:
-        for _ in range(WARM_UP):
+        for _ in range(min(WARM_UP, bounds[0])):
             call()
     pace = [_turn(call, 1, device, clock) for call in calls]
     most = 1 if device.type == "cpu" else MOST_CALLS
     repeats = [max(1, min(most, math.ceil(GPU_TURN / max(own, 1e-6)))) for own in pace]
     longest = max(own * times for own, times in zip(pace, repeats, strict=True))
-    rounds = max(LEAST_ROUNDS, min(MOST_ROUNDS, int(seconds / max(longest, 1e-6))))
+    rounds = max(bounds[0], min(bounds[1], int(seconds / max(longest, 1e-6))))
     found: list[list[float]] = [[] for _ in calls]
     for _ in range(rounds):
         for own, call, times in zip(found, calls, repeats, strict=True):
@@ -141,13 +149,22 @@ def in_turns(
 
 
 def _turn(call: Call, times: int, device: torch.device, clock: Clock) -> float:
-    """Seconds per call."""
-    wait_for(device)
-    start = clock()
-    for _ in range(times):
-        call()
-    wait_for(device)
-    return (clock() - start) / times
+    """Seconds per call. A turn in which the clock was set back is taken anew."""
+    for _ in range(TRIES):
+        wait_for(device)
+        start = clock()
+        for _ in range(times):
+            call()
+        wait_for(device)
+        if (seconds := clock() - start) >= 0:
+            return seconds / times
+    raise PatchslimError("The clock of this machine runs backwards, so nothing can be timed on it; give a MAC ratio.")
+
+
+def check_clock(timings: Sequence[Timing]) -> None:
+    """Raise PatchslimError where whole models, or blocks of theirs, took no time."""
+    if any(timing.median <= 0 for timing in timings):
+        raise PatchslimError("The clock of this machine stands still, so nothing can be timed on it; give a MAC ratio.")
 
 
 def wait_for(device: torch.device) -> None:

@@ -17,7 +17,7 @@ from patchslim.events import Listener
 from patchslim.hosts import Host, open_host, open_slim
 from patchslim.plan import SlimPlan
 from patchslim.slimmed import assembled_
-from patchslim.timing.latency import Contest, Timed, described, in_turns
+from patchslim.timing.latency import Contest, Timed, check_clock, described, in_turns
 from patchslim.timing.memory import out_of_memory
 from patchslim.timing.modes import DTYPES, Call, in_dtype, modes_for, replayed, running
 
@@ -150,7 +150,10 @@ class Stopwatch:
         return replayed(call, self.device) if self.device.type == "cuda" else call
 
     def _in_turns(self, calls: Sequence[Call], seconds: float = BLOCK_SECONDS) -> list[float]:
-        return [timing.median for timing in in_turns(calls, self.device, seconds, self.clock)]
+        """Medians; the first call is a whole block."""
+        timings = in_turns(calls, self.device, seconds, self.clock)
+        check_clock(timings[:1])
+        return [timing.median for timing in timings]
 
     def _batch(self, images: Tensor | None) -> Tensor:
         info, size = self.host.info, self.conditions.batch_size
@@ -170,7 +173,7 @@ class Stopwatch:
                     raise
                 raise BudgetError(
                     f"Timing a batch of {self.conditions.batch_size} takes more memory than there is "
-                    f"({first_words(error)}); choose a smaller one with --speed-batch-size."
+                    f"({first_words(error)}); choose a smaller one with --batch-size."
                 ) from None
 
         return self.cache.once(("timed", *self.about.values(), *astuple(self.conditions), *key), within_memory)
