@@ -103,16 +103,17 @@ def _match(z: Tensor, weight: Tensor, n: int) -> Match:
     far = _but_own_square(rows, rows, square)
     far += torch.full((t, t), torch.inf, device=z.device).triu()
     first = _cheapest(heavy, far.amin(dim=2) + square, (t - n + 1) // 2)
-    away = torch.zeros_like(square).scatter(1, first, torch.inf)
+    none = torch.zeros_like(square)
+    away = none.scatter(1, first, torch.inf)
     parent = _rows(far, first).argmin(dim=2)
     heavy = heavy.scatter_add(1, parent, heavy.gather(1, first))
     far += away[:, None, :]
     nearest = far.amin(dim=2) + square + away
     away = away.scatter(1, _cheapest(heavy, nearest, (t - n) // 2), torch.inf)
-    away = torch.zeros_like(away).scatter(1, order, away)  # as they came
-    split = away.sort(dim=1, stable=True).indices
+    away = none.scatter(1, order, away)  # as they came
+    split = away.sort(dim=1, stable=True).indices  # those that stay, then those that go
     root = split.gather(1, _into_first(_rows(z, split), n))
-    return Match(torch.zeros_like(split).scatter(1, split, root), n)
+    return Match(split.scatter(1, split, root), n)  # every one is written anew
 
 
 def _rows(table: Tensor, index: Tensor) -> Tensor:
