@@ -24,6 +24,7 @@ class Match(NamedTuple):
 
     root: Tensor  # (B, t)
     n: int
+    places: Tensor | None = None  # (B, t): where every patch goes, where that came for nothing
 
     @property
     def gone(self) -> Tensor:
@@ -33,6 +34,8 @@ class Match(NamedTuple):
     @property
     def to(self) -> Tensor:
         """Where every patch goes: (B, t) places among the n."""
+        if self.places is not None:
+            return self.places
         return ((~self.gone).cumsum(dim=1) - 1).gather(1, self.root.long())
 
     @property
@@ -112,8 +115,8 @@ def _match(z: Tensor, weight: Tensor, n: int) -> Match:
     away = away.scatter(1, _cheapest(heavy, nearest, (t - n) // 2), torch.inf)
     away = none.scatter(1, order, away)  # as they came
     split = away.sort(dim=1, stable=True).indices  # those that stay, then those that go
-    root = split.gather(1, _into_first(_rows(z, split), n))
-    return Match(split.scatter(1, split, root), n)  # every one is written anew
+    into = _into_first(_rows(z, split), n)
+    return Match(split.scatter(1, split, split.gather(1, into)), n, split.scatter(1, split, into))
 
 
 def _rows(table: Tensor, index: Tensor) -> Tensor:
@@ -134,7 +137,8 @@ def _but_own_square(z: Tensor, other: Tensor, square: Tensor) -> Tensor:
 
 def all_into_first(z: Tensor, n: int) -> Match:
     """The first n stay; each of the others joins the nearest of them. Slices, one product and one minimum."""
-    return Match(unrounded(z.device, _into_first, z, n), n)
+    root = unrounded(z.device, _into_first, z, n)
+    return Match(root, n, root)
 
 
 def _into_first(z: Tensor, n: int) -> Tensor:
