@@ -3,7 +3,7 @@
 Tokens y are (B, n, d), or (n, B, d) with tokens along axis 0. Queries, keys and values are (B, H, n, d_h).
 """
 
-from collections.abc import Container
+from collections.abc import Container, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -91,8 +91,9 @@ class FusedQkv(Projections):
     def project(self, attn: Any, y: Tensor, n: int, axis: int = 1) -> tuple[Tensor, Tensor, Tensor]:
         """Queries of the first `n` tokens, keys and values of all."""
         if n == y.shape[axis] or not _in_rows(attn.qkv) or (one_product(y, n, axis) and _one_layer(attn.qkv)):
-            q, k, v = (self._split(attn, part, axis) for part in attn.qkv(y).chunk(3, dim=-1))
-            return through(attn.q_norm, q[:, :, :n]), through(attn.k_norm, k), v
+            q, k, v = self._parts(attn, attn.qkv(y), axis, 3)
+            q = q if n == y.shape[axis] else q[:, :, :n]
+            return through(attn.q_norm, q), through(attn.k_norm, k), v
         return super().project(attn, y, n, axis)
 
     def read(self, attn: Any, y: Tensor) -> tuple[Tensor | None, Tensor, Tensor]:
@@ -109,7 +110,7 @@ class FusedQkv(Projections):
     def keys_values(self, attn: Any, y: Tensor, axis: int = 1) -> tuple[Tensor, Tensor]:
         """Those of all tokens given."""
         kv = attn.qkv.kv(y) if isinstance(attn.qkv, SplitQkv) else _rows(attn.qkv, y, slice(attn.attn_dim, None))
-        k, v = (self._split(attn, part, axis) for part in kv.chunk(2, dim=-1))
+        k, v = self._parts(attn, kv, axis, 2)
         return through(attn.k_norm, k), v
 
     def output(self, attn: Any, mixed: Tensor, axis: int = 1) -> Tensor:
@@ -127,6 +128,11 @@ class FusedQkv(Projections):
     def asked(self, attn: Any) -> dict[str, Any]:
         """timm's models have no config."""
         return {}
+
+    def _parts(self, attn: Any, projected: Tensor, axis: int, parts: int) -> Sequence[Tensor]:
+        """What one product gave, (B, n, parts · H · d_h) or with tokens along axis 0, as views (B, H, n, d_h)."""
+        every: Tensor = projected.unflatten(-1, (parts, attn.num_heads, -1))
+        return every.permute(2, 1, 3, 0, 4).unbind(0) if axis == 0 else every.permute(2, 0, 3, 1, 4).unbind(0)
 
 
 def _rows(layer: Any, y: Tensor, rows: slice) -> Tensor:

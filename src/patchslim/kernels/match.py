@@ -24,6 +24,7 @@ class Match(NamedTuple):
 
     root: Tensor  # (B, t)
     n: int
+    places: Tensor | None = None  # (B, t): where every patch goes, where that came for nothing
 
     @property
     def gone(self) -> Tensor:
@@ -33,6 +34,8 @@ class Match(NamedTuple):
     @property
     def to(self) -> Tensor:
         """Where every patch goes: (B, t) places among the n."""
+        if self.places is not None:
+            return self.places
         place = (~self.gone).cumsum(dim=1) - 1
         return place.clamp_min(0).gather(1, self.root.long())  # where nothing is a number, one may join one that went
 
@@ -104,16 +107,17 @@ def _match(z: Tensor, weight: Tensor, n: int) -> Match:
     far = _but_own_square(rows, rows, square)
     far += torch.full((t, t), torch.inf, device=z.device).triu()
     first = _cheapest(heavy, far.amin(dim=2) + square, (t - n + 1) // 2)
-    away = torch.zeros_like(square).scatter(1, first, torch.inf)
+    none = torch.zeros_like(square)
+    away = none.scatter(1, first, torch.inf)
     parent = _rows(far, first).argmin(dim=2)
     heavy = heavy.scatter_add(1, parent, heavy.gather(1, first))
     far += away[:, None, :]
     nearest = far.amin(dim=2) + square + away
     away = away.scatter(1, _cheapest(heavy, nearest, (t - n) // 2), torch.inf)
-    away = torch.zeros_like(away).scatter(1, order, away)  # as they came
-    split = away.sort(dim=1, stable=True).indices
-    root = split.gather(1, _into_first(_rows(z, split), n))
-    return Match(torch.zeros_like(split).scatter(1, split, root), n)
+    away = none.scatter(1, order, away)  # as they came
+    split = away.sort(dim=1, stable=True).indices  # those that stay, then those that go
+    into = _into_first(_rows(z, split), n)
+    return Match(split.scatter(1, split, split.gather(1, into)), n, split.scatter(1, split, into))
 
 
 def _rows(table: Tensor, index: Tensor) -> Tensor:
@@ -134,7 +138,8 @@ def _but_own_square(z: Tensor, other: Tensor, square: Tensor) -> Tensor:
 
 def all_into_first(z: Tensor, n: int) -> Match:
     """The first n stay; each of the others joins the nearest of them. Slices, one product and one minimum."""
-    return Match(unrounded(z.device, _into_first, z, n), n)
+    root = unrounded(z.device, _into_first, z, n)
+    return Match(root, n, root)
 
 
 def _into_first(z: Tensor, n: int) -> Tensor:

@@ -2,9 +2,9 @@
 from nothing removed to a budget, and are then improved move by move at that budget."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import product
+from itertools import permutations, product
 
 import torch
 
@@ -54,6 +54,15 @@ class Schedule:
         removals = self.removals(counts)
         removals[block] = max(0.0, removals[block] + more)
         return removals
+
+    def shifted(self, counts: Counts) -> Iterator[list[float]]:
+        """The removals that lead to some counts, one block's left to a neighbour that removes none."""
+        removals = self.removals(counts)
+        for block, other in permutations(range(self.blocks), 2):
+            if abs(block - other) == 1 and removals[block] and not removals[other]:
+                moved = list(removals)
+                moved[block], moved[other] = 0.0, removals[block]
+                yield moved
 
     @property
     def everything(self) -> Counts:
@@ -169,7 +178,8 @@ def concentrate(schedule: Schedule, error: Error, fit: Fit, counts: Counts, most
 
 
 def improve(schedule: Schedule, error: Error, fit: Fit, best: Counts) -> Counts:
-    """Let one block at a time remove more or fewer patches, the others in proportion, while the error falls."""
+    """Let one block at a time remove more or fewer patches, the others in proportion, or leave it to a neighbour, while
+    the error falls."""
     if not any(schedule.removals(best)):
         return best
     for move in MOVES:
@@ -179,6 +189,7 @@ def improve(schedule: Schedule, error: Error, fit: Fit, best: Counts) -> Counts:
             for block, more in product(range(schedule.blocks), (size, -size)):
                 removals = schedule.moved(best, block, more)
                 best = min(best, fit(removals) if any(removals) else best, key=error)
+            best = min([best, *(fit(removals) for removals in schedule.shifted(best))], key=error)
             if best == before:
                 break
     return best
