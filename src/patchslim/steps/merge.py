@@ -33,8 +33,9 @@ class Merge(Choosing):
         return not self.drop
 
     def choice_macs(self, info: HostInfo, layer: int, entering: int) -> int:
-        """Features of the distance and all pairs of them."""
-        return distance_macs(info, layer, entering, self.channels) + entering**2 * self.channels
+        """Features of the distance, all pairs of them, and again those of one that goes and one that stays."""
+        pairs = entering**2 + self.n * (entering - self.n)
+        return distance_macs(info, layer, entering, self.channels) + pairs * self.channels
 
     def reference(self, seen: Seen) -> Choice:
         """The same by plain loops."""

@@ -36,10 +36,11 @@ class Predict(Choosing):
         return self.selector == "pool"
 
     def choice_macs(self, info: HostInfo, layer: int, entering: int) -> int:
-        """G on all that come in; where the others merge, all pairs of their keys."""
+        """G on all that come in; where the others merge, pairs of keys: all of them, and those that join what stays."""
         choice, shape = selector_macs(info, self.selector, self.hidden, entering), info.blocks[layer - 1]
         if self.merge:
-            choice += entering**2 * shape.attention_width + class_attention_macs(info, shape, entering)
+            pairs = entering**2 + self.n * (entering - self.n)
+            choice += pairs * shape.attention_width + class_attention_macs(info, shape, entering)
         return choice
 
     def reference(self, seen: Seen) -> Choice:
