@@ -28,8 +28,12 @@ def write(model: nn.Module, path: Path, metadata: str) -> None:
 
 
 def convert(graph: Path, path: Path, metadata: str) -> None:
-    """Write an ONNX file's graph as OpenVINO's."""
-    _save(_read(graph), path, metadata)
+    """Write an ONNX file's graph as OpenVINO's, which is told that equal values keep their order: in ONNX they do."""
+    model = _read(graph)
+    for node in model.get_ordered_ops():
+        if node.get_type_name() == "TopK":
+            node.set_attribute("stable", True)
+    _save(model, path, metadata)
 
 
 def _read(path: Path) -> Any:

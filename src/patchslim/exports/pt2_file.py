@@ -88,7 +88,7 @@ def for_onnx(program: ExportedProgram) -> ExportedProgram:
 
 def _as_sort(x: Tensor, *, stable: bool | None, dim: int = -1, descending: bool = False) -> tuple[Tensor, Tensor]:
     """ONNX's only way to sort is TopK, and its TopK keeps equal ones in their order."""
-    return ATEN.sort.default(x, dim, descending)  # type: ignore[no-any-return]
+    return ATEN.topk.default(x, x.shape[dim], dim, descending)  # type: ignore[no-any-return]
 
 
 def _as_slice(x: Tensor, dim: int, index: int) -> Tensor:

@@ -157,8 +157,10 @@ def chosen(z: Tensor, size: Tensor | None, n: int, first: bool = False) -> tuple
     if kernels_choose(z):
         root, weight = choose(z, size, n, first)
         return Match(root, n), weight
-    weight = weigh(z[..., -1], size)
-    return all_into_first(z[..., :-1], n) if first else match(z[..., :-1], weight, n), weight
+    # Not as two slices: OpenVINO drops a slice before a gather, and then takes the shapes for wrong.
+    features, log_weight = z.split((z.shape[2] - 1, 1), dim=2)
+    weight = weigh(log_weight[..., 0], size)
+    return all_into_first(features, n) if first else match(features, weight, n), weight
 
 
 def kernels_choose(z: Tensor) -> bool:

@@ -38,7 +38,7 @@ def _merge(x: Tensor, size: Tensor, found: Match, prefix: int, weight: Tensor) -
     own = x[:, prefix:]
     place = (to + torch.arange(0, batch * found.n, found.n, device=x.device)[:, None]).flatten()
     rows = (own * share[..., None].to(own)).flatten(0, 1)
-    mean = rows.new_zeros(batch * found.n, x.shape[2]).index_add(0, place, rows).view(batch, found.n, -1)
+    mean = rows.new_zeros(batch * found.n, x.shape[2]).index_add(0, place, rows).view(batch, found.n, x.shape[2])
     length = none.scatter_add(1, to, share * vector_norm(own, dim=2).to(share))
     length = length / vector_norm(mean, dim=2).clamp_min(TINY)
     # How many patches a token stands for is counted, and has no derivative.
