@@ -38,18 +38,16 @@ HALVINGS = 40
 IMAGES = 4  # of nothing, for methods that learn: after so many steps no two of VTP's gates are alike
 
 
-def shape_of(chosen: Chosen, halves: bool = False) -> Sequence[float]:
-    """How patches leave in plans of a method; where a block loses at most half, few blocks don't lose enough."""
+def shape_of(chosen: Chosen) -> Sequence[float]:
+    """How patches leave in plans of a method."""
     few = getattr(chosen.method, "blocks", None)
-    if few in FEW and not halves:
+    if few in FEW:
         return FEW[few]
     return {"merge": EVERY, "predict": EVERY, "cover": JOINING, "uniform": FLAT}.get(chosen.name, STATIC)
 
 
-def counts_at(
-    info: HostInfo, shape: Sequence[float], macs: Callable[[list[int]], int], ratio: float, halves: bool = False
-) -> list[int]:
-    """Patches per block within a MAC ratio: the shape's removals, stretched; with `halves`, no block loses more."""
+def counts_at(info: HostInfo, shape: Sequence[float], macs: Callable[[list[int]], int], ratio: float) -> list[int]:
+    """Patches per block within a MAC ratio: the shape's removals, stretched."""
     last = len(shape) - 1
     pace = last / max(1, info.depth - 2) * USUAL / ratio
     gone = [1 - shape[min(last, round(block * pace))] for block in range(info.depth - 1)]
@@ -57,8 +55,7 @@ def counts_at(
     def counts(stretch: float) -> list[int]:
         left = [info.patches]
         for share in gone:
-            least = max(1, (left[-1] + 1) // 2) if halves else 1
-            left.append(max(least, min(left[-1], round(info.patches * (1 - stretch * share)))))
+            left.append(max(1, min(left[-1], round(info.patches * (1 - stretch * share)))))
         return [*left[1:], left[-1] if info.reads_patches else 0]
 
     budget, outside, inside = ratio * host_macs(info), 0.0, 1 / min(share for share in gone if share)
@@ -76,9 +73,7 @@ def drawn_plan(info: HostInfo, chosen: Chosen, ratio: float, counts: Sequence[in
     def macs(own: list[int]) -> int:
         return plan_macs(info, sketch(info, chosen.method, own))
 
-    draft = chosen.method.draft(info) if hasattr(chosen.method, "draft") else None
-    halves = draft is not None and draft.halves  # pairs take no more
-    return sketch(info, chosen.method, counts or counts_at(info, shape_of(chosen, halves), macs, ratio, halves))
+    return sketch(info, chosen.method, counts or counts_at(info, shape_of(chosen), macs, ratio))
 
 
 def sketch(info: HostInfo, method: Any, counts: Sequence[int]) -> SlimPlan:

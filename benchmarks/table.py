@@ -8,10 +8,11 @@ from typing import Annotated
 
 import typer
 
-from benchmarks.inputs import MODEL, Out
+from benchmarks.inputs import MODEL, PROMISED, Out
 from benchmarks.reliability.outcomes import SHOWN
 from benchmarks.rows import RESULTS, Row, read_rows
 from patchslim.errors import PatchslimError
+from patchslim.methods import DEFAULT
 
 EMPTY = "–"
 Column = Callable[[Row], str]
@@ -168,16 +169,18 @@ def _asked_of(row: Row) -> str:
 
 
 def readme_table(rows: Sequence[Row], model: str, ratio: float) -> str:
-    """One line per method, the most accurate first: accuracy untuned, speed, minutes of a search.
-
-    Columns of which nothing was measured go.
-    """
-    own = [row for row in rows if row.model == model and row.target_macs in (None, ratio) and row.reason is None]
-    accuracies = [row for row in own if row.question == "accuracy" and row.image_size in (None, 224)]
+    """One line per method, the most accurate first: accuracy untuned, speed at the ratio of all speeds, minutes of a
+    search. Columns of which nothing was measured go."""
+    own = [row for row in rows if row.model == model and row.reason is None and row.image_size in (None, 224)]
+    own = [row for row in own if row.target_macs in (None, PROMISED if row.question == "speed" else ratio)]
+    accuracies = [row for row in own if row.question == "accuracy"]
     accuracies.sort(key=lambda row: row.images or 0)  # what was chosen by the most images counts
-    # They are compared on one device: that of most rows.
-    devices = Counter(row.device for row in accuracies).most_common(1)
-    accuracies = [row for row in accuracies if row.device == devices[0][0]]
+    # They are compared on one device: one that has the default, and of these that of most rows.
+    devices = Counter(row.device for row in accuracies)
+    place = max(
+        devices, key=lambda name: (name in {r.device for r in accuracies if r.method == DEFAULT}, devices[name])
+    )
+    accuracies = [row for row in accuracies if row.device == place]
     untuned = [row for row in accuracies if not row.recovery_epochs]
     untuned = list({(row.method, repr(row.settings)): row for row in untuned}.values())
     untuned.sort(key=lambda row: (row.method != "host", row.lost or 0))
@@ -189,7 +192,7 @@ def readme_table(rows: Sequence[Row], model: str, ratio: float) -> str:
 
     def fast(batch: int, dtype: str) -> Column:
         def show(row: Row) -> str:
-            found = other(row, "speed", batch_size=batch, dtype=dtype, image_size=224)
+            found = other(row, "speed", batch_size=batch, dtype=dtype)
             if found is None or found.images_per_second is None:
                 return EMPTY
             times = "" if row.method == "host" else f" ({found.speedup:.2f}×)"

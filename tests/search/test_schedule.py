@@ -40,9 +40,9 @@ def host(depth: int, patches: int, reads_patches: bool) -> HostInfo:
 
 @st.composite
 def schedules(draw: st.DrawFn, least_depth: int = 1) -> Schedule:
-    """For hosts of any size and readout, in pairs or not."""
+    """For hosts of any size and readout."""
     info = host(draw(st.integers(least_depth, 6)), draw(st.integers(2, 60)), draw(st.booleans()))
-    return Schedule(info, halves=draw(st.booleans()))
+    return Schedule(info)
 
 
 @st.composite
@@ -59,7 +59,7 @@ def kept(draw: st.DrawFn) -> tuple[Schedule, Counts]:
     counts: list[int] = []
     for _ in range(own.blocks):
         left = counts[-1] if counts else own.info.patches
-        counts.append(draw(st.integers(max(1, left // 2) if own.halves else 1, left)))
+        counts.append(draw(st.integers(1, left)))
     return own, (*counts, *[0] * (own.info.depth - own.blocks))
 
 
@@ -71,7 +71,7 @@ def test_counts_follow_the_removals_within_bounds(
     own = replace(drawn[0], multiple=multiple)
     info, counts, left = own.info, own.counts(drawn[1], scale), own.info.patches
     for block, gone in enumerate(itertools.accumulate(removal * scale for removal in drawn[1])):
-        wanted = max(1, left // 2 if own.halves else 1, info.patches - round(gone))
+        wanted = max(1, info.patches - round(gone))
         left = min(left, make_divisible(info, multiple, wanted))
         assert counts[block] == left >= 1
     assert counts[own.blocks :] == (() if info.reads_patches else (0,))
@@ -97,8 +97,7 @@ def test_removals_lead_back_to_their_counts_which_lie_between_everything_and_the
     assert own.counts(found, 1.0) == counts
     assert own.counts(own.removals(own.least), 1.0) == own.least
     assert all(a >= b >= c for a, b, c in zip(own.everything, counts, own.least, strict=True))
-    if not own.halves:
-        assert own.least[: own.blocks] == (1,) * own.blocks
+    assert own.least[: own.blocks] == (1,) * own.blocks
 
 
 @given(st.integers(1, 300), st.integers(0, 5), st.integers(1, 70), st.data())
@@ -195,7 +194,7 @@ def steps(own: Schedule, counts: Counts, stride: int) -> list[Counts]:
         left, gone, after = own.info.patches, 0, []
         for removal in wanted:
             gone += removal
-            left = min(left, max(max(1, left // 2) if own.halves else 1, own.info.patches - gone))
+            left = min(left, max(1, own.info.patches - gone))
             after.append(left)
         found.append((*after, *counts[own.blocks :]))
     return [after for after in found if after != counts]
@@ -239,10 +238,9 @@ def test_improving_never_raises_the_error_and_ends_where_no_single_move_helps(
         assert not any(wanted) or error(fit(wanted)) >= error(end)
 
 
-@pytest.mark.parametrize("halves", [False, True])
 @pytest.mark.parametrize("reads_patches", [False, True])
-def test_a_few_sweeps_help(reads_patches: bool, halves: bool) -> None:
-    own = Schedule(host(4, 48, reads_patches), halves)
+def test_a_few_sweeps_help(reads_patches: bool) -> None:
+    own = Schedule(host(4, 48, reads_patches))
     begin, end, error, _ = improved(own, ([9.0, 3.0, 0.3, 0.1][: own.blocks], 2.0), 0.6)
     assert error(end) < 0.95 * error(begin)
 
@@ -269,11 +267,7 @@ def test_few_blocks_remove_what_many_did(drawn: tuple[Schedule, Counts], most: i
         return sum(one * removal**2 for one, removal in zip(worth, wanted, strict=True)) if inside else math.inf
 
     blocks = removing(own.info.patches, counts)
-    try:
-        found = concentrate(own, error, fit, counts, most)
-    except ps.BudgetError:
-        assert own.halves  # without pairs one block can remove everything
-        return
+    found = concentrate(own, error, fit, counts, most)
     assert len(removing(own.info.patches, found)) <= most
     assert macs(own, found) <= budget
     if len(blocks) <= most:

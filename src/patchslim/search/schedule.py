@@ -26,7 +26,6 @@ class Schedule:
     """The blocks that may remove patches, and how many each can; removals, one per such block, in any unit."""
 
     info: HostInfo
-    halves: bool = False  # whether a block can remove no more than half, as pairs do
     multiple: int = 1  # tokens come by multiples of this
 
     @property
@@ -39,8 +38,7 @@ class Schedule:
         left, gone, counts = self.info.patches, 0.0, []
         for removal in removals:
             gone += removal * scale
-            least = max(1, left // 2) if self.halves else 1
-            left = min(left, make_divisible(self.info, self.multiple, max(least, self.info.patches - round(gone))))
+            left = min(left, make_divisible(self.info, self.multiple, max(1, self.info.patches - round(gone))))
             counts.append(left)
         return (*counts, *[0] * (self.info.depth - self.blocks))
 
@@ -76,11 +74,8 @@ class Schedule:
 
     def early(self, blocks: int) -> Counts:
         """As much removed in the first so many blocks as can be, and nothing after them."""
-        left = [self.info.patches]
-        for block in range(self.blocks):
-            fewer = max(1, left[-1] // 2) if self.halves else 1
-            left.append(fewer if block < blocks else left[-1])
-        return self.counts(self.removals(left[1:]), 1.0)
+        left = [1 if blocks else self.info.patches] * self.blocks
+        return self.counts(self.removals(left), 1.0)
 
     def fit(self, removals: Sequence[float], fits: Callable[[Counts], bool]) -> Counts:
         """The least scaled removals that fit, found by bisection; the most there can be if none do."""
@@ -108,7 +103,6 @@ class Draft:
     info: HostInfo
     steps: Callable[[Counts, Drops], list[Step]]
     whole: Callable[[Counts, Drops], SlimPlan] | None = None  # where steps alone do not make a plan
-    halves: bool = False  # a block removes at most half of its patches
     merges: bool = False  # some blocks may drop instead
     empties: bool = False  # a block may keep no patch at all
     most: int | None = None  # at most so many blocks remove patches; None: as many as pay
@@ -129,7 +123,7 @@ class Draft:
 
     def schedule(self, multiple: int = 1) -> Schedule:
         """The blocks that may remove patches, and how many each can."""
-        return Schedule(self.info, self.halves, multiple)
+        return Schedule(self.info, multiple)
 
     def reachable(self) -> tuple[float, float]:
         """The least and the largest MAC ratio that a plan can have."""
