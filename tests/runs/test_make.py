@@ -36,7 +36,7 @@ METHODS = {
     "tome": ps.methods.ToMe(),
 }
 FILES = {"config.json", "log.jsonl", "manifest.json", "metrics.json", "model.safetensors", "plan.json"}
-OWN = {"merge": {"steps.safetensors"}, "predict": {"steps.safetensors"}, "threshold": {"steps.safetensors"}}
+OWN = {name: {"steps.safetensors"} for name in ("merge", "cover", "predict", "threshold")}
 Made = dict[Path, dict[str, Any]]
 
 
