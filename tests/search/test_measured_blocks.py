@@ -1,5 +1,7 @@
 """Searches that measure: which blocks drop instead of merging, and in how many patches are chosen."""
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cache
 from itertools import product
 from typing import Any
@@ -11,8 +13,10 @@ from hypothesis import strategies as st
 import patchslim as ps
 from patchslim.evidence.coverage import CoverageSets
 from patchslim.evidence.distances import find_distances
+from patchslim.macs import host_macs
 from patchslim.methods import Cover, Merge, Predict, Task
 from patchslim.search import Drops, Target
+from patchslim.search.cost import MacCost
 from patchslim.search.measured import Measured
 from patchslim.search.schedule import Counts, removing
 from patchslim.slimmed import apply
@@ -93,6 +97,36 @@ def test_blocks_that_drop_get_counts_of_their_own(way: str, monkeypatch: pytest.
         gains.append(search.error(search.at_ratio(target), drops) - search.error(counts, drops))
     assert min(gains) >= 0
     assert max(gains) > 0
+
+
+@dataclass(frozen=True)
+class Dear(MacCost):
+    """It costs a share of the host's MACs, too, to choose patches in a block."""
+
+    price: float = 0.0
+
+    def of(self, counts: Sequence[int]) -> int:
+        blocks = len(removing(PATCHES, counts))
+        return super().of(counts) + int(self.price * blocks * host_macs(self.draft.info))
+
+
+@pytest.mark.parametrize(("price", "least"), [(0.0, 2), (0.06, 1), (0.1, 1), (0.15, 1)])
+def test_as_many_blocks_choose_as_pay(price: float, least: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By an error of nobody's making, that prefers many small removals: near the best of all counts there are."""
+    weights, search = (3.0, 2.0, 1.5), measuring("class", "cover")
+
+    def error(counts: Counts, drops: Drops = ()) -> float:
+        return sum(w * own**2 for w, own in zip(weights, search.schedule.removals(counts), strict=True))
+
+    cost, limit = Dear(search.draft, price), 0.7 * host_macs(search.info)
+    monkeypatch.setattr(search, "cost", cost)
+    monkeypatch.setattr(search, "error", error)
+    found = search.at_ratio(0.7)
+    every = [(*own, 0) for own in product(range(1, PATCHES + 1), repeat=3) if own[0] >= own[1] >= own[2]]
+    best = min((own for own in every if cost.of(own) <= limit), key=error)
+    assert cost.of(found) <= limit
+    assert error(found) <= 1.15 * error(best)
+    assert (len(removing(PATCHES, found)) > 1) == (least > 1)
 
 
 @pytest.mark.parametrize("way", [Merge, Cover, Predict])

@@ -48,11 +48,6 @@ def by_eights(n_in: float, n: float) -> float:
     return smooth(-(-n_in // 8) * 8, -(-n // 8) * 8)
 
 
-def choosing(price: float) -> Seconds:
-    """A device on which it takes time to choose patches; to slice takes none."""
-    return lambda n_in, n: smooth(n_in, n) + (price if n_in > n > 1 else 0.0)
-
-
 def time_of(counts: Sequence[int], info: HostInfo, law: Seconds = smooth, carry: bool = False) -> float:
     total, n_in = SLIM, info.tokens
     for count in counts:
@@ -132,27 +127,6 @@ def test_patches_leave_where_they_cost_time_not_macs(ticking: Any) -> None:
     assert timed.plan.provenance[SPEED]["predicted"] == pytest.approx(speedup, rel=0.03)
     assert timed.plan.counts[0] < macs.plan.counts[0]
     assert timed.plan.counts[2] > macs.plan.counts[2]
-
-
-def test_fewer_blocks_choose_where_that_takes_time(ticking: Any) -> None:
-    """At the same speed-up. A block of the host takes 0.7 seconds."""
-    blocks = []
-    for law in (smooth, choosing(0.1)):
-        model = ticking(law=law)
-        plan = faster(model, 1.5, Cover(blocks=None)).plan
-        assert plan.provenance[SPEED]["predicted"] == pytest.approx(1.5, rel=0.03)
-        assert true_speedup(plan, ps.inspect(model), law) == pytest.approx(plan.provenance[SPEED]["predicted"])
-        blocks.append(len(plan.choosing))
-    assert blocks[0] > blocks[1] == 1
-
-
-def test_what_is_the_most_knows_what_choosing_takes(ticking: Any) -> None:
-    """Here the first block that halves the patches gains, and the next ones lose what it gained."""
-    law = choosing(0.35)
-    model = ticking(law=law)
-    most = true_speedup(Merge().sketch(ps.inspect(model), (8, 8, 8, 0)), ps.inspect(model), law)
-    with pytest.raises(ps.BudgetError, match=f"{math.floor(100 * most) / 100:.2f}× is the most"):
-        faster(model, 1.6, "merge")
 
 
 def test_a_network_that_is_more_than_its_blocks_is_corrected(monkeypatch: pytest.MonkeyPatch) -> None:

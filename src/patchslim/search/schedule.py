@@ -72,11 +72,6 @@ class Schedule:
         """As much removed as early as can be."""
         return self.counts([1.0] * self.blocks, 1e6 * self.info.patches)
 
-    def early(self, blocks: int) -> Counts:
-        """As much removed in the first so many blocks as can be, and nothing after them."""
-        left = [1 if blocks else self.info.patches] * self.blocks
-        return self.counts(self.removals(left), 1.0)
-
     def fit(self, removals: Sequence[float], fits: Callable[[Counts], bool]) -> Counts:
         """The least scaled removals that fit, found by bisection; the most there can be if none do."""
         low, high = 0.0, 1e6 * self.info.patches

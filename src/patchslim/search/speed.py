@@ -33,8 +33,7 @@ class SpeedBudget(Budget):
         self.watch, self.draft, self.speedup = watch, draft, speedup
         self.info, self.schedule = draft.info, draft.schedule()
         super().__init__(self._cost(1 / speedup), 1 / speedup)
-        early = [self.schedule.early(blocks) for blocks in range(1, self.schedule.blocks + 1)]
-        least = min([draft.fewest(), *early], key=self.cost.share)  # fewer patches may take longer to choose
+        least = draft.fewest()
         if self.cost.share(least) < 0.9 * self.ratio:
             return
         share = self._share(least)
