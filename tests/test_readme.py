@@ -117,7 +117,7 @@ def test_every_method_is_described() -> None:
 def test_the_results_table_is_what_was_measured() -> None:
     """The README's table of results is the one that the rows of results/ make."""
     table = readme_table(list(read_rows()), "deit_tiny_patch16_224", 0.55)
-    assert len(table.splitlines()) >= 8
+    assert len(table.splitlines()) >= 7
     assert table in README
 
 
