@@ -18,8 +18,9 @@ from torch import Tensor, nn
 
 from hf_small import make_hf
 from kernel_inputs import DEVICE, drawn, kernels_run, keys_of
+from patchslim.errors import PatchslimWarning
 from patchslim.hosts import open_host
-from patchslim.kernels import attention, match_kernels, mlp
+from patchslim.kernels import attention, available, match_kernels, mlp
 from patchslim.kernels import merge as averaging
 from patchslim.kernels.attention import plain, sized
 from patchslim.kernels.match import chosen
@@ -133,3 +134,19 @@ def launched(room: ModuleType) -> set[str]:
     return set(re.findall(r"(\w+)\[", inspect.getsource(room))) & {
         name for name, value in vars(room).items() if isinstance(value, KernelInterface)
     }
+
+
+def test_a_gpu_without_kernels_is_told_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    gpu = torch.device("cuda", 0)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "an old one")
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 5))
+    for has, why in ((True, "need a GPU of compute capability 8.0"), (False, "need Triton, which is not installed")):
+        available.say_once.cache_clear()
+        monkeypatch.setattr(available, "TRITON", has)
+        with pytest.warns(PatchslimWarning, match=f"kernels {why}, so an old one runs") as told:
+            assert [available.generation(gpu) < available.OLDEST for _ in range(2)] == [True, True]
+        assert len(told) == 1
+    available.say_once.cache_clear()
+    monkeypatch.setattr(available, "TRITON", True)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    assert available.generation(gpu) == 9

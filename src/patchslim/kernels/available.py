@@ -1,6 +1,8 @@
 """What all kernels share: Triton, where they can take over from tensor operations, and how a function that launches
 them becomes an operator."""
 
+import functools
+import warnings
 from collections.abc import Callable, Hashable
 from functools import wraps
 from importlib import import_module
@@ -12,6 +14,8 @@ import torch
 from torch import Tensor
 from torch.library import custom_op
 
+from patchslim.errors import PatchslimWarning
+
 Launch = TypeVar("Launch", bound=Callable[..., Any])
 TRITON = find_spec("triton") is not None
 KERNELS = TRITON and torch.cuda.is_available()
@@ -19,6 +23,7 @@ KERNELS = TRITON and torch.cuda.is_available()
 triton: Any = import_module("triton") if TRITON else SimpleNamespace(jit=lambda kernel: kernel)
 tl: Any = import_module("triton.language") if TRITON else SimpleNamespace(constexpr=lambda value: value)
 
+OLDEST = 8  # the generation of GPUs that kernels are for
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)  # kernels add up in float32, so doubles are not for them
 WIDEST_HEAD = 128  # channels of a head that fit where kernels keep them
 MOST_KEYS = 1024  # tokens that one program looks at at once
@@ -31,7 +36,24 @@ def in_inference(x: Tensor) -> bool:
     """Whether there are kernels and they may compute with a tensor: on a GPU, without gradients, not in an export."""
     # torch.compile of 2.11 answers for is_exporting whenever it traces; torch.export traces without it.
     exported = not torch.compiler.is_dynamo_compiling() and torch.compiler.is_exporting()
-    return KERNELS and x.is_cuda and not torch.is_grad_enabled() and not exported
+    return x.is_cuda and not torch.is_grad_enabled() and not exported and generation(x.device) >= OLDEST
+
+
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]  # else compilers put the question in a graph
+def generation(device: torch.device) -> int:
+    """A GPU's compute capability, less what follows the point; 0 without Triton. Says once what that means."""
+    found = torch.cuda.get_device_capability(device)[0] if TRITON else 0
+    if found < OLDEST:
+        say_once(torch.cuda.get_device_name(device))
+    return found
+
+
+@functools.cache
+def say_once(gpu: str) -> None:
+    """Say that there are no kernels for a GPU."""
+    why = f"need a GPU of compute capability {OLDEST}.0" if TRITON else "need Triton, which is not installed"
+    text = f"patchslim's kernels {why}, so {gpu} runs torch's own operations; results are the same, but slower."
+    warnings.warn(text, PatchslimWarning, stacklevel=2)
 
 
 def kernels_for(k: Tensor) -> bool:

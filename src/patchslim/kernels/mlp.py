@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from patchslim.kernels.available import DTYPES, in_inference, operator, tl, triton, worth_launching
+from patchslim.kernels.available import DTYPES, generation, in_inference, operator, tl, triton, worth_launching
 
 MANY_ROWS = 8192  # tokens of a batch from which one kernel is faster than two
 HOPPER = 9  # the generation of GPUs on which it is
@@ -65,18 +65,12 @@ def linear_gelu(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     return out
 
 
-@torch.compiler.assume_constant_result  # or a compiler would put the question in its graph
-def _generation(device: torch.device) -> int:
-    """A GPU's compute capability, less what follows the point."""
-    return torch.cuda.get_device_capability(device)[0]
-
-
 def gelu_kernel_for(y: Tensor, weight: Tensor) -> bool:
     """Whether `linear_gelu` should be one kernel for tokens (B, n, d): in a compiled model.
 
     The kernel's GELU is exact to half precision, and it reads rows that begin at 16 bytes.
     """
-    if not torch.compiler.is_dynamo_compiling() or not in_inference(y) or _generation(y.device) != HOPPER:
+    if not torch.compiler.is_dynamo_compiling() or not in_inference(y) or generation(y.device) != HOPPER:
         return False
     rows, aligned = y.shape[:-1].numel(), all(side % 8 == 0 for side in weight.shape)
     return rows >= MANY_ROWS and y.dtype == weight.dtype in DTYPES[1:] and y.is_contiguous() and aligned
