@@ -4,7 +4,7 @@ An operation has a file: the mathematics, the kernel that runs in inference on a
 
 - `attention`: values mixed by attention that knows sizes, and what the class token attends to.
 - `mlp`: a linear layer and GELU.
-- `match`: which patches join which, by keys or by a learnt distance; its kernels in `match_kernels`.
+- `match`: which patches stay, and which of them the others join; its kernels in `match_kernels`.
 - `merge`: the tokens that come of it.
 - `available`: where kernels can take over, and how they are launched.
 """
