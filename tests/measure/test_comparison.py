@@ -75,7 +75,7 @@ def test_two_settings_of_a_method_have_rows_of_their_own(tmp_path: Path) -> None
     table = compare(model, IMAGES, labelled(model), methods, [0.7], QUICK, folder=folder)
     names = ["merge", "merge,blocks=1", "odd", "odd,file=c/d"]
     assert [row["method"] for row in table["rows"]] == names
-    assert [merging(row["detail"]["patches_per_block"]) for row in table["rows"][:2]] == [3, 1]
+    assert [merging(row["detail"]["patches_per_block"]) for row in table["rows"][:2]] == [2, 1]
     cells = {path.name for path in (folder / "cells").iterdir()}
     assert cells == {
         "base.json",
