@@ -67,12 +67,12 @@ def find_distances(host: Host, features: Features, cache: Cache, seed: int, list
     shapes, channels = host.info.blocks[: read_blocks(host.info)], distance_channels(host.info)
     with torch.random.fork_rng(devices=[]):  # what they begin with is overwritten
         found = {layer: make_distance(shape.width, channels) for layer, shape in enumerate(shapes, start=1)}
-    if any(cache.get(("distance by roots", layer)) is None for layer in found):
+    if any(cache.get(("log root", layer)) is None for layer in found):
         listen({"event": "distances"})
         for (layer, distance), moments in zip(found.items(), gather(host, features, seed), strict=True):
             set_distance_(distance, moments)
-            cache.put(("distance by roots", layer), {}, distance)
-    return {layer: cache.module(("distance by roots", layer), like).to(features.device) for layer, like in found.items()}
+            cache.put(("log root", layer), {}, distance)
+    return {layer: cache.module(("log root", layer), like).to(features.device) for layer, like in found.items()}
 
 
 def gather(host: Host, features: Features, seed: int) -> list[Moments]:
