@@ -141,12 +141,13 @@ def test_a_gpu_without_kernels_is_told_once(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "an old one")
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 5))
     for has, why in ((True, "need a GPU of compute capability 8.0"), (False, "need Triton, which is not installed")):
-        available.say_once.cache_clear()
+        available._looked_up.cache_clear()
         monkeypatch.setattr(available, "TRITON", has)
         with pytest.warns(PatchslimWarning, match=f"kernels {why}, so an old one runs") as told:
             assert [available.generation(gpu) < available.OLDEST for _ in range(2)] == [True, True]
         assert len(told) == 1
-    available.say_once.cache_clear()
+    available._looked_up.cache_clear()
     monkeypatch.setattr(available, "TRITON", True)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
     assert available.generation(gpu) == 9
+    available._looked_up.cache_clear()

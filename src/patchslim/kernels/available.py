@@ -41,19 +41,20 @@ def in_inference(x: Tensor) -> bool:
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]  # else compilers put the question in a graph
 def generation(device: torch.device) -> int:
-    """A GPU's compute capability, less what follows the point; 0 without Triton. Says once what that means."""
-    found = torch.cuda.get_device_capability(device)[0] if TRITON else 0
-    if found < OLDEST:
-        say_once(torch.cuda.get_device_name(device))
-    return found
+    """A GPU's compute capability, less what follows the point; 0 without Triton."""
+    return _looked_up(device)
 
 
 @functools.cache
-def say_once(gpu: str) -> None:
-    """Say that there are no kernels for a GPU."""
-    why = f"need a GPU of compute capability {OLDEST}.0" if TRITON else "need Triton, which is not installed"
-    text = f"patchslim's kernels {why}, so {gpu} runs torch's own operations; results are the same, but slower."
-    warnings.warn(text, PatchslimWarning, stacklevel=2)
+def _looked_up(device: torch.device) -> int:
+    """The same, asked once for a GPU; says what it means where there are no kernels for it."""
+    found = torch.cuda.get_device_capability(device)[0] if TRITON else 0
+    if found < OLDEST:
+        why = f"need a GPU of compute capability {OLDEST}.0" if TRITON else "need Triton, which is not installed"
+        gpu = torch.cuda.get_device_name(device)
+        text = f"patchslim's kernels {why}, so {gpu} runs torch's own operations; results are the same, but slower."
+        warnings.warn(text, PatchslimWarning, stacklevel=2)
+    return found
 
 
 def kernels_for(k: Tensor) -> bool:
